@@ -81,6 +81,11 @@ def _about(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "load at its end", f"{machine['load']:.2f}"
     else:
         yield "machine", str(machine)
+    for device in dict.fromkeys(row["device"]["name"] for row in rows if row.get("device")):
+        clocks = {row["device"].get("clocks.max.sm", "") for row in rows if row.get("device", {}).get("name") == device}
+        yield "device", ", ".join([device, *sorted(f"at most {clock}" for clock in clocks if clock)])
+    for how in dict.fromkeys(row["timed"]["how"] for row in rows if row.get("timed")):
+        yield "time of", how
     if others := [row["others"] for row in rows if row["state"] == "measured"]:
         yield "others took, at most", f"{max(others):.2f} cores"
     for name, limit in record.get("limits", {}).items():

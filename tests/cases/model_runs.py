@@ -28,7 +28,8 @@ STAGES = "stages=[load,decode,quantize]"
 _LOOPS: dict[str, bool | int] = {"xla_cpu_use_fusion_emitters": False}
 QUICKLY = {**(_LOOPS if version("jax").startswith("0.10.") else {}), "xla_cpu_parallel_codegen_split_count": 1}
 """What XLA does beside leaving out most optimizations. It makes loops without a pass of MLIR over each of them, which
-takes most of the time that is left (JAX 0.11 has no such option), and programs in one piece: every core has tests to run, and pieces take more."""
+takes most of the time that is left (JAX 0.11 has no such option), and programs in one piece: every core has tests to
+run, and pieces take more."""
 KEEP = "[{match: '*', to: keep}]"
 
 

@@ -65,9 +65,7 @@ def _moe(
     def of_tiles(x: Any) -> Any:
         return jnp.where(tiles.own[:, None], x[tiles.assignment // chosen.shape[1]], 0)  # padding may be NaN
 
-    hidden = [
-        projected(of_tiles(products.prepared(x, w)), w, b, x.dtype) for w, b in zip(w_in, b_in, strict=True)
-    ]
+    hidden = [projected(of_tiles(products.prepared(x, w)), w, b, x.dtype) for w, b in zip(w_in, b_in, strict=True)]
     y = projected(products.prepared(activation(*hidden), w_out), w_out, b_out, dtype)
     y = y[tiles.place].reshape(*chosen.shape, d_out).astype(jnp.float32)
     return jnp.sum(jnp.where(weights[:, :, None] == 0, 0.0, y * weights[:, :, None]), axis=1).astype(dtype)

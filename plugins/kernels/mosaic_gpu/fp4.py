@@ -20,26 +20,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic import gpu as mgpu
-from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
 
-from plugins.kernels.codecs.mx import E8M0_NAN
+from plugins.kernels.mosaic_gpu import bits
+from plugins.kernels.mosaic_gpu.bits import COLUMNS, STEP
 from plugins.kernels.mosaic_gpu.launch import COPIES, SWIZZLE, WARPGROUP, Device, registers, tiled
 from plugins.kernels.mosaic_gpu.products import ACROSS, HIGH, ROWS, added_transposed, laid
 from plugins.kernels.pallas.blocks import padded
 from plugins.kernels.pallas.decode import factor, values
 
 Refs = Mapping[str, Any]
-STEP: Final = 64  # bytes of a row of codes in a step
-COLUMNS: Final = 2 * STEP
 MOST_AHEAD: Final = 8
 FEW: Final = 32  # rows of x, up to which waiting for memory decides: several blocks a multiprocessor
 # By rows of x, at most: warpgroups that multiply, at most, and bytes of shared memory of a block. Measured on an H200.
@@ -48,9 +42,6 @@ BUSY: Final = 4 * 132  # blocks that keep a device busy: four for each multiproc
 LEAST_STEPS: Final = 4  # of a block, where several share a tile
 MOST_SCALES: Final = 32 << 10  # bytes of 64 rows, which shared memory has all of
 BOX: Final = 256  # along an axis, of what one copy takes
-MOST_POWER: Final = 128  # of E8M0 bytes: 2^126 times its power is the largest of bfloat16
-NAN, ONE, TWO_TO_119 = 0x7FC0, 0x3F80, 0x7B00  # as bfloat16
-NVFP4_LATER: Final = np.float32(256)  # what `_nvfp4` leaves out
 
 
 def fits(scheme: Any, dtype: Any, out: int, n_in: int) -> bool:
@@ -127,11 +118,9 @@ def arranged(x: Any) -> Any:
     return apart.transpose(0, 1, 3, 5, 2, 4).reshape(x.shape)
 
 
-def products(
-    device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any = None, *, rounded: bool = False
-) -> Any:
-    """`[N, out]`, float32 or, `rounded`, bfloat16, of bfloat16 `x` `[N, columns]`, `arranged`, N a multiple of `high`, times
-    matrices, transposed, of a QTensor `[E, out, in]` that `fits`, without second scales.
+def products(device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any = None, *, rounded: bool = False) -> Any:
+    """`[N, out]`, float32 or, `rounded`, bfloat16, of bfloat16 `x` `[N, columns]`, `arranged`, N a multiple of `high`,
+    times matrices, transposed, of a QTensor `[E, out, in]` that `fits`, without second scales.
 
     Args:
         matrix: int32 `[N / high]`, which matrix that is for each `high` rows; where there is no such matrix, all is 0,
@@ -202,7 +191,7 @@ def _multiplied(t: Tile, matrices: int, gmem: Refs, smem: Refs) -> None:
         zeros = laid(t.device, jnp.zeros((HIGH, t.high), jnp.float32), ACROSS)
         y = lax.fori_loop(0, steps, more, zeros)
         if t.scale == "e4m3" and not t.device.interpreted:
-            y = y * NVFP4_LATER
+            y = y * bits.NVFP4_LATER
         rows, columns = pl.ds((out * t.warpgroups + mine) * HIGH, HIGH), pl.ds(tile * t.high, t.high)
         if t.biased:
             bias = laid(t.device, smem["bias"][mine], ROWS)
@@ -267,9 +256,8 @@ def decoded(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
         return _decoded_by_values(t, codes[...], scales[...], k)
     found = plgpu.ShapeDtypeStruct((HIGH, COLUMNS), jnp.bfloat16, layout=ACROSS)
     types = plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
-    return plgpu.inline_mgpu(arg_types=types, return_type=found)(lambda _, *args: _decoded_by_bits(t, *args))(
-        codes, scales, k
-    )
+    inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=found)  # type: ignore[no-untyped-call]
+    return inline(lambda _, *args: bits.decoded(t.scale, t.of_step, t.blocks, *args))(codes, scales, k)
 
 
 def _decoded_by_values(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
@@ -285,130 +273,11 @@ def _decoded_by_values(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
     return arranged(v.astype(jnp.bfloat16))
 
 
-def _decoded_by_bits(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
-    """What a thread does: `wgmma` wants of it columns 2q and 2q + 1, and those 8 further on, of rows r and r + 8."""
-    i8, i32 = (ir.IntegerType.get_signless(bits) for bits in (8, 32))
-
-    def number(n: int) -> Any:
-        return arith.constant(i32, ir.IntegerAttr.get(i32, n - (n >> 31 << 32)))
-
-    def shifted(word: Any, left: int) -> Any:
-        if left == 0:
-            return word
-        return arith.shli(word, number(left)) if left > 0 else arith.shrui(word, number(-left))
-
-    def multiplied(a: Any, b: Any) -> Any:
-        asm = "mul.rn.bf16x2 $0, $1, $2;"
-        return llvm.inline_asm(i32, [a, b], asm, "=r,r,r", has_side_effects=False)
-
-    def loaded(ref: Any, at: Any, kind: Any, nbytes: int) -> Any:
-        base = utils.memref_ptr(ref)
-        place = llvm.getelementptr(base.type, base, [at], [-(1 << 31)], i8, llvm.GEPNoWrapFlags.none)
-        return llvm.load(kind, place, alignment=nbytes)
-
-    thread = arith.andi(utils.thread_idx(), number(127))
-    lane = arith.andi(thread, number(31))
-    row = arith.addi(arith.muli(shifted(thread, -5), number(16)), shifted(lane, -2))
-    q = arith.andi(lane, number(3))
-    of_thread = t.of_step // 4
-    first = arith.addi(arith.muli(k.registers.item(), number(t.of_step)), arith.muli(q, number(of_thread)))
-    words = ir.VectorType.get((4,), i32)
-    pairs, more = [], []
-    for half in range(2):
-        mine = arith.addi(row, number(8 * half))
-        at = arith.addi(arith.muli(mine, number(STEP)), arith.muli(q, number(16)))
-        four = loaded(codes, at, words, 16)
-        factors = []
-        for n in range(of_thread):
-            block = arith.minsi(arith.addi(first, number(n)), number(t.blocks - 1))
-            place = arith.addi(arith.muli(mine, number(t.blocks)), block)
-            byte = arith.extui(i32, loaded(scales, place, i8, 1))
-            factors.append(_nvfp4(byte, number, multiplied) if t.scale == "e4m3" else _mxfp4(byte, number))
-            more.append(byte)
-        for j in range(COLUMNS // 8):
-            word = llvm.extractelement(four, number(j // 4))
-            sign = arith.andi(shifted(word, 12 - 4 * (j % 4)), number(0x80008000))
-            rest = arith.andi(shifted(word, 6 - 4 * (j % 4)), number(0x01C001C0))
-            pairs.append(multiplied(arith.ori(sign, rest), factors[j * of_thread // (COLUMNS // 8)]))
-    if t.scale == "e8m0":
-        pairs = _enlarged(pairs, more, number, multiplied)
-    made = np.empty(mgpu.WGMMA_LAYOUT.registers_shape((HIGH, COLUMNS)), dtype=object)
-    two = ir.VectorType.get((2,), ir.BF16Type.get())
-    for n, pair in enumerate(pairs):
-        half, j = divmod(n, COLUMNS // 8)
-        made[0, j, 0, 0, half, 0, 0, 0, 0] = llvm.bitcast(two, pair)
-    return mgpu.FragmentedArray(_registers=made, _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
-
-
-def _chosen(byte: Any, value: int, found: Any, otherwise: Any, number: Any) -> Any:
-    return arith.select(arith.cmpi(arith.CmpIPredicate.eq, byte, number(value)), found, otherwise)
-
-
-def _mxfp4(byte: Any, number: Any) -> Any:
-    """Two bfloat16, alike: 2^126 times the power of two of an E8M0 byte, and at most 2^127."""
-    power = arith.shli(arith.addi(arith.minsi(byte, number(MOST_POWER)), number(126)), number(7))
-    return arith.muli(_chosen(byte, E8M0_NAN, number(NAN), power, number), number(0x10001))
-
-
-def _enlarged(pairs: list[Any], scales: list[Any], number: Any, multiplied: Any) -> list[Any]:
-    """`pairs`, half of them of each scale, with what `_mxfp4` leaves out, if any thread of a warp has such a scale."""
-    i32 = pairs[0].type
-    large = [arith.cmpi(arith.CmpIPredicate.sgt, byte, number(MOST_POWER)) for byte in scales]
-    asm = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }"
-    some = llvm.inline_asm(i32, [arith.extui(i32, arith.ori(*large))], asm, "=r,r", has_side_effects=True)
-    branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ne, some, number(0)), [i32] * len(pairs), has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        factors = [
-            arith.muli(
-                arith.select(is_large, arith.shli(arith.subi(byte, number(1)), number(7)), number(ONE)), number(0x10001)
-            )
-            for is_large, byte in zip(large, scales, strict=True)
-        ]
-        scf.yield_([multiplied(pair, factors[n * len(factors) // len(pairs)]) for n, pair in enumerate(pairs)])
-    with ir.InsertionPoint(branch.else_block):
-        scf.yield_(pairs)
-    return list(branch.results)
-
-
-def _nvfp4(byte: Any, number: Any, multiplied: Any) -> Any:
-    """Two bfloat16, alike: 2^118 times what an E4M3 byte says."""
-    # Of E4M3 as of E2M1: its bits in a bfloat16's place are 2^-120 times what they say, subnormals too.
-    magnitude = arith.muli(arith.shli(arith.andi(byte, number(127)), number(4)), number(0x10001))
-    magnitude = multiplied(multiplied(magnitude, number(TWO_TO_119 * 0x10001)), number(TWO_TO_119 * 0x10001))
-    two = arith.ori(magnitude, arith.muli(arith.shli(arith.andi(byte, number(128)), number(8)), number(0x10001)))
-    for value in (127, 255):
-        two = _chosen(byte, value, number(NAN * 0x10001), two, number)
-    return two
-
-
 def turned(device: Device, y: Any, ref: Any) -> None:
     """bfloat16 `y` `[64, N]` as `wgmma` leaves it, transposed to shared memory `[N, 64]`, `tiled`."""
     if device.interpreted:
         ref[...] = y.T
         return
     lies = plgpu.TilingTransform((8, HIGH)), plgpu.SwizzleTransform(SWIZZLE)
-    plgpu.inline_mgpu(arg_types=(ACROSS, plgpu.RefType(lies)))(_turned)(y, ref)
-
-
-def _turned(_: Any, y: Any, ref: Any) -> None:
-    """What a thread does: of four matrices of 8 × 8 at a time it says where a row of one goes."""
-    i8, i32 = (ir.IntegerType.get_signless(bits) for bits in (8, 32))
-
-    def number(n: int) -> Any:
-        return arith.constant(i32, ir.IntegerAttr.get(i32, n))
-
-    thread = utils.thread_idx()
-    lane = arith.andi(thread, number(31))
-    warp = arith.andi(arith.shrui(thread, number(5)), number(3))
-    row = arith.andi(lane, number(7))
-    second = arith.andi(arith.shrui(lane, number(3)), number(1))  # of the two matrices of a warp's 16 rows of y
-    chunk = arith.xori(arith.addi(arith.muli(warp, number(2)), second), row)  # swizzled, 16 bytes each
-    down = arith.addi(arith.muli(arith.shrui(lane, number(4)), number(8)), row)
-    at = arith.addi(arith.muli(down, number(SWIZZLE)), arith.muli(chunk, number(16)))
-    base = utils.memref_ptr(ref)
-    for j in range(0, y.shape[1] // 8, 2):
-        here = arith.addi(at, number(8 * j * SWIZZLE))
-        place = llvm.getelementptr(base.type, base, [here], [-(1 << 31)], i8, llvm.GEPNoWrapFlags.none)
-        four = [llvm.bitcast(i32, y.registers[0, j + n // 2, 0, 0, n % 2, 0, 0, 0, 0]) for n in range(4)]
-        asm = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};"
-        llvm.inline_asm(ir.Type.parse("!llvm.void"), [place, *four], asm, "r,r,r,r,r,~{memory}", has_side_effects=True)
+    inline: Any = plgpu.inline_mgpu(arg_types=(ACROSS, plgpu.RefType(lies)))  # type: ignore[no-untyped-call]
+    inline(lambda _, *args: bits.turned(*args))(y, ref)

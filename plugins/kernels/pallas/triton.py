@@ -13,6 +13,9 @@ from jax.experimental.pallas import triton
 PLATFORM = "cuda"
 
 
+load, store = triton.load, triton.store  # where blocks may reach past the end of an array: with a mask
+
+
 def parameters(warps: int, stages: int) -> Any:
     """Compiler parameters of a kernel that runs as `warps` warps and asks for memory `stages` steps of a loop ahead."""
     return triton.CompilerParams(num_warps=warps, num_stages=stages)

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
+from plugins.kernels.pallas import triton
 from plugins.kernels.pallas.blocks import power
 from plugins.kernels.pallas.launch import Device, everywhere
 from plugins.kernels.varying import alike
@@ -119,7 +119,8 @@ class _How:
 
 def _over_rows(how: _How, device: Device, wide: Sequence[Any], narrow: Sequence[Any]) -> tuple[Any, ...]:
     """Over arrays `[R, C]`, the first of which is x, and `[R, 1]`; any but x may be None."""
-    block = _Block.of(device, *wide[0].shape, how.whole)
+    rows, columns = wide[0].shape
+    block = _Block.of(device, rows, columns, how.whole)
     fills = *how.fills, *(0,) * len(narrow)
     there = [a is not None for a in (*wide, *narrow)]
     lies = [block.wide] * len(wide) + [block.narrow] * len(narrow)
@@ -200,12 +201,12 @@ class _Block:
         return reduce(operator.and_, inside) if inside else None
 
     def read(self, ref: Any, fill: float) -> Any:
-        inside, fill = self._there(ref.shape[-1]), np.asarray(fill, ref.dtype)
+        inside, other = self._there(ref.shape[-1]), np.asarray(fill, ref.dtype)
         if inside is None:
             return ref[...]
         if self.device.overhangs:
-            return jnp.where(inside, ref[...], fill)
-        return triton.load(ref, mask=inside, other=fill)
+            return jnp.where(inside, ref[...], other)
+        return triton.load(ref, mask=inside, other=other)
 
     def write(self, ref: Any, array: Any) -> None:
         inside, array = self._there(ref.shape[-1]), array.astype(ref.dtype)

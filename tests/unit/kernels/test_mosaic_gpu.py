@@ -131,7 +131,9 @@ def test_which_steps_are_read_and_which_are_not_masked() -> None:
 
     def reach(window: int | None = None, causal: bool = True, **more: Any) -> list[list[int]]:
         options = Options(1.0, None, window, causal)
-        return _reach(options, (128, 128), {**rows, **more.get("rows", {})}, {**slots, **more.get("slots", {})})[0].tolist()  # type: ignore[no-any-return]
+        return _reach(options, (128, 128), {**rows, **more.get("rows", {})}, {**slots, **more.get("slots", {})})[
+            0
+        ].tolist()  # type: ignore[no-any-return]
 
     assert reach() == [[0, 0, 2, 3], [0, 0, 3, 4]]
     assert reach(causal=False) == [[0, 0, 4, 4], [0, 0, 4, 4]]

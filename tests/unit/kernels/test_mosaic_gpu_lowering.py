@@ -117,7 +117,9 @@ def test_codes_of_published_shapes_are_read_where_they_lie() -> None:
     for out, n_in in ((5760, 2880), (2880, 2880)):
         codes = jax.ShapeDtypeStruct((2, out, n_in // 2), jnp.uint8)
         w = QTensor(codes, jax.ShapeDtypeStruct((2, out, n_in // 32), jnp.uint8), MXFP4)
-        text = lowered("cuda", lambda x, w: PRODUCTS.product(16, jnp.zeros(1, jnp.int32), x, w, None, F32), shaped(16, n_in), w)
+        text = lowered(
+            "cuda", lambda x, w: PRODUCTS.product(16, jnp.zeros(1, jnp.int32), x, w, None, F32), shaped(16, n_in), w
+        )
         takes = re.findall(rf"stablehlo\.(\w+)[^\n]*\btensor<2x{out}x{n_in // 2}xui8>", text)
         assert takes == ["custom_call"]
 
