@@ -1,6 +1,6 @@
 """How long calls take on a GPU: by its own clock, and not by that of the host.
 
-A call that the host waits for takes half a millisecond and more, whatever the kernel does, on a machine that is lent.
+A call that the host waits for takes half a millisecond and more, whatever the kernel does, on a virtual machine.
 So calls are dispatched one after another without waiting, over several copies of what they read, as the GPU's cache
 would keep a single one; and what counts is the time in which kernels run, as CUPTI notes it in a profile of JAX. Where
 a profile has none, or not all, that is said, and the host's clock over all calls counts, with the gaps between kernels.

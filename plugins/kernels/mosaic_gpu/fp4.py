@@ -51,7 +51,8 @@ def fits(scheme: Any, dtype: Any, out: int, n_in: int) -> bool:
     if (scheme.scale, scheme.block_elems) not in (("e8m0", 32), ("e4m3", 16)) or scheme.block_rows != 1:
         return False
     blocks = n_in // scheme.block_elems
-    return out % HIGH == 0 and n_in % 32 == 0 and blocks * HIGH <= MOST_SCALES
+    # Copies begin at multiples of 128 bytes: the scales of a warpgroup's 64 rows are as many times 64.
+    return out % HIGH == 0 and n_in % 32 == 0 and blocks % 2 == 0 and blocks * HIGH <= MOST_SCALES
 
 
 @dataclass(frozen=True)

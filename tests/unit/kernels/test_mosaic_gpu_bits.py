@@ -147,8 +147,8 @@ def of_registers(registers: Any) -> Any:
 def test_every_code_under_every_scale(scheme: Scheme, of_step: int) -> None:
     """Rows of nine blocks, the last step of which has one, or of 16 all; those past the end are some other's."""
     drawn = np.random.default_rng(0)
-    for first in range(0, 256, 8):
-        scales = ((first + np.arange(HIGH * BLOCKS)) % 256).astype(np.uint8)  # all of them, in steps of different size
+    for first in (0, 101):
+        scales = ((first + np.arange(HIGH * BLOCKS)) % 256).astype(np.uint8)
         if scheme.scale == "e8m0":
             scales[(scales == 253) | (scales == 254)] = 252  # under which 6 is infinite
         for k in range(-(-BLOCKS // of_step)):
