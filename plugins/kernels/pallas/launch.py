@@ -66,6 +66,10 @@ class Device:
         return tuple(call(*along(axes, tuple(args))))
 
 
+# Of a reference where a block may reach past the end of an array and `Device.overhangs` is not: with a mask.
+masked_load, masked_store = triton.load, triton.store
+
+
 def _all(rank: int) -> Callable[..., tuple[int, ...]]:
     return lambda *_: (0,) * rank
 

@@ -13,7 +13,7 @@ from jax.experimental.pallas import triton
 PLATFORM = "cuda"
 
 
-load, store = triton.load, triton.store  # where blocks may reach past the end of an array: with a mask
+load, store = triton.load, triton.store
 
 
 def parameters(warps: int, stages: int) -> Any:

@@ -27,9 +27,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
-from plugins.kernels.pallas import triton
 from plugins.kernels.pallas.blocks import power
-from plugins.kernels.pallas.launch import Device, everywhere
+from plugins.kernels.pallas.launch import Device, everywhere, masked_load, masked_store
 from plugins.kernels.varying import alike
 
 HELD = 16384  # columns of a row that is read once, at most
@@ -206,14 +205,14 @@ class _Block:
             return ref[...]
         if self.device.overhangs:
             return jnp.where(inside, ref[...], other)
-        return triton.load(ref, mask=inside, other=other)
+        return masked_load(ref, mask=inside, other=other)
 
     def write(self, ref: Any, array: Any) -> None:
         inside, array = self._there(ref.shape[-1]), array.astype(ref.dtype)
         if inside is None or self.device.overhangs:
             ref[...] = array
         else:
-            triton.store(ref, array, mask=inside)
+            masked_store(ref, array, mask=inside)
 
 
 def _stored(array: Any) -> Any:
