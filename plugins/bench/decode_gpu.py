@@ -29,11 +29,12 @@ import numpy as np
 from flax import nnx
 
 from pipeline import meter
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec
+from plugins.bench.gpu import gpu
 from plugins.bench.ops import on_device
 from plugins.engine.load import parameters
 from plugins.engine.runtime import Runtime
@@ -524,12 +525,19 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> int:
     args = parser().parse_args(words)
-    found = report(args, lambda line: print(line, file=sys.stdout, flush=True))
+    try:
+        if args.layers is None:
+            gpu()  # all of it is 14 GB, and a CPU's figures of it are those of `plugins.bench.engine`
+        found = report(args, lambda line: print(line, file=sys.stdout, flush=True))
+    except WeightmillError as why:
+        print(why, file=sys.stderr)
+        return why.exit_code
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError
 from plugins.bench import decode_gpu
 
 SMALL = {
@@ -54,7 +54,7 @@ def test_the_whole_of_it_runs(
     real, out = decode_gpu.config, tmp_path / "found.json"
     monkeypatch.setattr(decode_gpu, "config", lambda layers: real(layers, **SMALL))
     words = "--layers 2 --batch 2 --kernels xla --held 24 --capacity 128 --steps 2 --prefill 0 --compare 1 --out"
-    decode_gpu.main([*words.split(), str(out)])
+    assert decode_gpu.main([*words.split(), str(out)]) == 0
     found = json.loads(out.read_text())
     [row] = found["rows"]
     assert row["tokens"] == pytest.approx(2 / row["seconds"])
@@ -63,5 +63,10 @@ def test_the_whole_of_it_runs(
     assert step["kernels_xla"]["largest"] == prompt["kernels_xla"]["largest"] == 0, "both are XLA's"
     assert 0 < prompt["xla_f32"]["rms_else"] < 0.1 * prompt["xla_f32"]["spread"]
     assert '["moe", "xla"]' in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="tokens come into the cache"):
-        decode_gpu.main([*words.replace("128", "24").split(), str(out)])
+    assert decode_gpu.main([*words.replace("128", "24").split(), str(out)]) == ConfigError.exit_code
+    assert "tokens come into the cache" in capsys.readouterr().err
+
+
+def test_all_of_it_is_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert decode_gpu.main(["--batch", "1"]) == StageError.exit_code
+    assert "no GPU here" in capsys.readouterr().err
