@@ -2,7 +2,8 @@
 
 An op is a room `plugins/kernels/<op>/`; a backend of it is a module or package of that room which is named like one of
 `BACKENDS` and holds a callable named like the op. `reference` is the definition: plain, slow, the meaning of the op.
-Somebody else's backend is the dotted name of a module that holds such a callable (`acme.fast_matmul`).
+Somebody else's backend is the dotted name of a module that holds such a callable (`acme.fast_matmul`). `FASTEST` in a
+list stands for those that a table of this kind of device says are fastest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,11 @@ from pipeline.errors import ConfigError, StageError, did_you_mean
 
 ROOM: Final = "plugins.kernels"
 DEFINITION: Final = "reference"
+FASTEST: Final = "fastest"
+"""In a list of backends: those that were measured on this kind of GPU and took less time than XLA, the fastest first
+(`plugins/kernels/fastest/`); none where nothing was measured, nor on CPUs."""
+MEASURED: Final = ("gpu",)
+"""Platforms of whose devices there are tables."""
 _NATIVE: Final = f"{ROOM}.native.build"
 
 
@@ -33,7 +39,7 @@ class Backend:
             made, None where it can, quickly; `prepare(say)` makes it, and tells `say` that it does.
         package: of others, that it calls; an extra of ours has its name.
         tuned: module of how it divides its work: `tune(say)` measures what is fastest on this machine, keeps it, and
-            gives (setting, by default, now, times as fast) of all.
+            gives (what, by default, now, times as fast) of all; nothing where there is none of what it measures.
         unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
             backend runs only where it is named.
     """
@@ -56,7 +62,7 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         # Kernels for GPUs and TPUs; on CPUs they are interpreted, which is for checking them.
         "pallas": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # The same for NVIDIA's Hopper alone, by name only; on CPUs JAX interprets them, in seconds for a block.
-        "mosaic_gpu": Backend(platforms=("cpu", "gpu"), resident=512 << 20),
+        "mosaic_gpu": Backend(platforms=("cpu", "gpu"), resident=512 << 20, tuned="plugins.bench.fastest"),
         # Attention of others', by name only: what comes with JAX, and a package of kernels.
         "cudnn": Backend(platforms=("gpu",)),
         "tokamax": Backend(platforms=("gpu",), package="tokamax"),
@@ -91,15 +97,19 @@ def check(op: str, backends: tuple[str, ...]) -> None:
     if not backends:
         raise ConfigError(f"{op}: no backend chosen{did_you_mean('', known)}")
     for name in backends:
+        if name == FASTEST:
+            continue
         if "." in name and not _exists(name):
             raise ConfigError(f"{op}: backend {name!r}: there is no such module")
         if "." not in name and name not in known:
-            hint = did_you_mean(name, [*known, "the dotted name of a module"])
+            hint = did_you_mean(name, [*known, FASTEST, "the dotted name of a module"])
             raise ConfigError(f"{op}: backend {name!r} is unknown{hint}")
 
 
 def about(backend: str) -> Backend:
     """What is true of a backend. The module of a dotted one may say it as `BACKEND`."""
+    if backend == FASTEST:
+        return Backend(platforms=MEASURED)
     if "." not in backend:
         return BACKENDS[backend]
     found = getattr(_module(backend), "BACKEND", Backend())
@@ -125,8 +135,23 @@ def modules(op: str, backend: str) -> list[str]:
     """Names of the modules that a backend is made of: its own, and the one that says what it leaves to others."""
     if "." in backend:
         return [backend]
-    says = f"{ROOM}.{op}.declines"
-    return [f"{ROOM}.{op}.{backend}", *([says] if _exists(says) else [])]
+    names = [n for n in backends_of(op) if n in _table().OURS] if backend == FASTEST else [backend]
+    found = [*(f"{ROOM}.{op}.{name}" for name in names), f"{ROOM}.{op}.declines"]
+    return [name for name in found if _exists(name)]
+
+
+def fastest(request: Any) -> tuple[list[str], str]:
+    """What `FASTEST` stands for in a call, a `pipeline.ops.Request`, and why it is not more; see `table.order`."""
+    if request.platform not in MEASURED:
+        return [], f"there are tables of what calls take on {', '.join(MEASURED)}, and none of {request.platform}"
+    found: tuple[list[str], str] = _table().order(request)
+    return found
+
+
+def measured(device: str) -> str:
+    """A digest of what is known of a kind of device, as JAX names it; `FASTEST` depends on it."""
+    found: str = _table().told(device)
+    return found
 
 
 def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
@@ -163,21 +188,32 @@ def prepare(names: Iterable[str], say: Callable[[str], None]) -> None:
             say(f"no {built.split('.')[-2]} kernels: {why}")
 
 
-def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
-    """Measure how backends had best divide their work on this machine, all that can; see `Backend.tuned`.
+def tune(say: Callable[[str], None]) -> list[tuple[str, str, str, float]]:
+    """Measure how backends had best divide their work on this machine, and which are fastest on its GPU; see
+    `Backend.tuned`. `say` hears what is being timed, and of backends that are not here why.
 
     Raises:
-        StageError: one of them is not here.
+        StageError: none of them is here.
         StorageError: what was found cannot be kept.
     """
-    found: list[tuple[str, int, int, float]] = []
+    found: list[tuple[str, str, str, float]] = []
+    lacking = []
     for name, backend in BACKENDS.items():
         if backend.tuned:
             prepare([name], lambda said: None)
             if why := missing(name):
-                raise StageError(f"no {name} kernels: {why}")
-            found += _module(backend.tuned).tune(say)
+                lacking.append(f"no {name} kernels: {why}")
+            else:
+                found += _module(backend.tuned).tune(say)
+    if not found:
+        raise StageError("; ".join(lacking))
+    for why in lacking:
+        say(why)
     return found
+
+
+def _table() -> Any:
+    return _module(f"{ROOM}.fastest.table")
 
 
 @cache

@@ -32,12 +32,14 @@ class Request:
         platform: the device that it is to be done on, as JAX names it.
         given: by the names of the definition's parameters: arrays and QTensors as TensorSpecs, the rest as it is.
             What is not known yet, while planning, is absent.
+        device: which kind it is, as JAX names it; empty where that is not known.
         instructions: of this machine's CPUs, as the operating system names them.
     """
 
     op: str
     platform: str
     given: Mapping[str, Any]
+    device: str = ""
     instructions: frozenset[str] = field(default_factory=instructions)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -70,18 +72,20 @@ class Kernel:
         op: its room under plugins/kernels.
         backends: names tried in order; see `pipeline.backends`.
         platform: of the device that it runs on. An engine that runs models says which (`on`).
+        device: which kind it is, as JAX names it; empty where that is not known, or makes no difference.
     """
 
     op: str
     backends: tuple[str, ...]
     platform: str = "cpu"
+    device: str = ""
 
     def __post_init__(self) -> None:
         backends.check(self.op, self.backends)
 
-    def on(self, platform: str) -> "Kernel":
+    def on(self, platform: str, device: str = "") -> "Kernel":
         """The same for another device."""
-        return replace(self, platform=platform)
+        return replace(self, platform=platform, device=device)
 
     @property
     def resident(self) -> int:
@@ -95,20 +99,28 @@ class Kernel:
 
     def resolve(self, *args: Any, **options: Any) -> Choice:
         """Which backend runs this call. Arrays may be traced ones, or TensorSpecs."""
-        bound = _signature(self.op).bind(*args, **options)
-        bound.apply_defaults()
-        return self.choose(bound.arguments)
+        return self._chosen(self.request(*args, **options))
 
     def choose(self, given: Mapping[str, Any]) -> Choice:
         """The same of arguments by name, as far as they are known."""
+        return self._chosen(self._request(given))
+
+    def request(self, *args: Any, **options: Any) -> Request:
+        """This call, as backends are asked about it."""
+        bound = _signature(self.op).bind(*args, **options)
+        bound.apply_defaults()
+        return self._request(bound.arguments)
+
+    def _request(self, given: Mapping[str, Any]) -> Request:
         known = {name: _abstract(value) for name, value in given.items()}
         for name, parameter in _signature(self.op).parameters.items():
             known |= known.pop(name, {}) if parameter.kind is parameter.VAR_KEYWORD else {}
-        request = Request(self.op, self.platform, known)
+        return Request(self.op, self.platform, known, self.device)
+
+    def _chosen(self, request: Request) -> Choice:
         declined: list[tuple[str, str]] = []
-        for name in self.backends:
-            reason = _reason(name, request)
-            if reason is None:
+        for name, why in _tried(self.backends, request):
+            if (reason := why or _reason(name, request)) is None:
                 return Choice(name, tuple(declined))
             declined.append((name, reason))
         return Choice(None, tuple(declined))
@@ -189,6 +201,19 @@ class Call:
         found = next((v for v in taken if v is not None), None)
         found = found[0] if isinstance(found, tuple) else found
         return found.encoding if isinstance(found, TensorSpec) else ""
+
+
+def _tried(names: tuple[str, ...], request: Request) -> Iterator[tuple[str, str]]:
+    """(backend, why it is none) in order, with those that `backends.FASTEST` stands for. That this is nothing on a
+    platform without tables goes without saying, where others are named too."""
+    for name in names:
+        if name != backends.FASTEST:
+            yield name, ""
+        elif len(names) == 1 or request.platform in backends.MEASURED:
+            found, why = backends.fastest(request)
+            yield from ((other, "") for other in found)
+            if not found:
+                yield name, why
 
 
 def _reason(backend: str, request: Request) -> str | None:

@@ -37,7 +37,7 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "reproduce RUN [--out DIR] [--config-dir DIR]",
         "Run it again elsewhere, and say what is the same and what is not.",
     ),
-    "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
+    "tune": ("tune", "Time how kernels had best divide their work on this machine, and which are fastest on its GPU."),
     **{
         name: (f"{name} NAME [--dir DIR]", f"Write a {name.removeprefix('new-')} to start from, and a test of it.")
         for name in NEW

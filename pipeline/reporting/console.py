@@ -243,10 +243,10 @@ def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
     return [table("No run refers to", ("", "bytes", "folder"), rows, right=[1]), said, *folders]
 
 
-def tune_table(found: Sequence[tuple[str, int, int, float]]) -> list[Any]:
-    """How work is divided on this machine from now on."""
-    rows = [(name, f"{usual:,}", f"{now:,}", f"{faster:.2f}×") for name, usual, now, faster in found]
-    return [table("Tuned", ("setting", "by default", "here", "as fast"), rows, right=(1, 2, 3))]
+def tune_table(found: Sequence[tuple[str, str, str, float]]) -> list[Any]:
+    """How work is divided on this machine from now on, and which backend does it."""
+    rows = [(name, usual, now, f"{faster:.2f}×") for name, usual, now, faster in found]
+    return [table("Tuned", ("what", "by default", "here", "as fast"), rows, right=(1, 2, 3))]
 
 
 def _bits(plan: Any, holders: Sequence[Any]) -> str:

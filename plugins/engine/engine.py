@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
-from pipeline.planning.layout import batch_problems, divided_input, lay_out
+from pipeline.planning.layout import batch_problems, divided_input, divided_turn, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
@@ -62,11 +62,13 @@ class Resolved:
         device: the platform and the kind of device, whichever of several equal ones.
         dtype: of activations.
         cache: dtype of the KV cache.
+        fastest: a digest of what is known of the device, where backends are chosen by it.
     """
 
     device: str
     dtype: Literal["bf16", "f32"]
     cache: Literal["bf16", "f32", "fp8", "int8"]
+    fastest: str = ""
 
 
 class Loader(Protocol):
@@ -180,8 +182,6 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
-        if checkpoint.turned is not None and self.mesh.size > 1:
-            problems.append(Problem("activations_rotate", "inputs are rotated on one device so far; mesh=single"))
         if problems := [*problems, *mute]:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
         mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
@@ -276,8 +276,7 @@ class Engine:
             platform = self.device.partition(":")[0]
             text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
             found.append(Problem("engine.device", text))
-        kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
-        if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:
+        if untraced := {name for name in self.ops.backends if not backends.about(name).traced}:
             text = f"{', '.join(sorted(untraced))} cannot be compiled, and what is not runs on one device"
             found.append(Problem("kernels", f"{text}; kernels=auto, or mesh=single"))
         return found
@@ -289,8 +288,6 @@ class Engine:
             PlanError: as `placement`; the rows of `usage` do not divide, or another mesh was laid out for.
         """
         problems = self.for_one_device()
-        if self.activations is not None and self.activations_scales == "calibrated" and not plain:
-            problems.append(Problem("activations_scales", "calibrated ones are for one device so far; mesh=single"))
         problems += [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
         if checkpoint.placement is not None and checkpoint.placement.mesh != self.mesh:
             given = checkpoint.placement.mesh.axes
@@ -300,20 +297,24 @@ class Engine:
             found = self.placement(checkpoint, plain=plain)
         except PlanError as why:
             raise PlanError([*why.problems, *problems], exit_code=why.exit_code) from None
-        if problems := [*problems, *([] if plain else self._of_divided_inputs(found))]:
+        if problems := [*problems, *([] if plain else self._of_divided_inputs(checkpoint, found))]:
             raise PlanError(problems)
         return found
 
-    def _of_divided_inputs(self, placed: Placement) -> Iterator[Problem]:
-        """Packed weights whose inputs a device would round by itself, as if its part of them were all."""
-        if self.activations is None or (scheme := self.activations.scheme) is None:
-            return
+    def _of_divided_inputs(self, checkpoint: Checkpoint, placed: Placement) -> Iterator[Problem]:
+        """Packed weights whose inputs a device would round or rotate by itself, as if its part of them were all."""
+        scheme = None if self.activations is None else self.activations.scheme
+        known, turned = self.activations_scales == "calibrated", checkpoint.turned
         for p in placed.parameters:
-            held = placed.specs.get(p.names[0])
+            held, layout = placed.specs.get(p.names[0]), placed.layouts[p.name]
             if held is None or held.scheme is None:
                 continue
-            if why := divided_input(p, placed.layouts[p.name], scheme, self.mesh.ways):
+            if scheme is not None and (why := divided_input(p, layout, scheme, self.mesh.ways, known=known)):
                 yield Problem("activations", f"before {p.name}: {why}")
+            if turned is None or p.names[0] not in turned.names:
+                continue
+            if why := divided_turn(p, layout, turned.rotation.block or p.shape[-1], self.mesh.ways):
+                yield Problem("activations_rotate", f"before {p.name}: {why}")
 
     def _dtype(self, *, plain: bool) -> Literal["bf16", "f32"]:
         """Of activations, as far as can be told without JAX."""
@@ -339,19 +340,19 @@ class Engine:
         ignored = self._ignored(checkpoint)
         return {n: device_spec(s, dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
 
-    def calls(self, checkpoint: Checkpoint, *, rows: int = 1, platform: str = "") -> Iterator[Call]:
+    def calls(self, checkpoint: Checkpoint, *, rows: int = 1, device: tuple[str, str] | None = None) -> Iterator[Call]:
         """The kernel calls of one pass of the model over `rows` tokens.
 
         Args:
-            platform: of the device, as JAX names it; by default what it looks like without JAX.
+            device: its platform and kind, as JAX names them; by default what it looks like without JAX.
 
         Raises:
             PlanError: no family knows the model.
         """
-        platform = platform or self.platform
+        platform, kind = device or (self.platform, self._kind)
         dtype = {"bf16": "BF16", "f32": "F32"}.get(self.dtype, "F32" if platform == "cpu" else "BF16")
         specs = self._held(checkpoint, self.weights_dtype)
-        yield from calls(specs, checkpoint.config, self.ops.on(platform), dtype, rows)
+        yield from calls(specs, checkpoint.config, self.ops.on(platform, kind), dtype, rows)
 
     @property
     def platform(self) -> str:
@@ -361,6 +362,16 @@ class Engine:
         if first:
             return {"cuda": "gpu", "rocm": "gpu"}.get(first, first)
         return "cpu" if self._on_host else "tpu" if Path("/dev/accel0").exists() else "gpu"
+
+    @property
+    def _kind(self) -> str:
+        """Of the device, as JAX names it, where that can be told without JAX: NVIDIA's driver has the same name."""
+        if self.platform != "gpu":
+            return ""
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            if found := re.search(r"^Model:\s*(.+?)\s*$", path.read_text(errors="replace"), re.MULTILINE):
+                return found[1]
+        return ""
 
     @property
     def _on_host(self) -> bool:
@@ -378,7 +389,7 @@ class Engine:
                 found: Resolved = gang.run(Gang(1, "auto", _alone), partial(self.loader.resolve, self))
         else:
             found = self.loader.resolve(self)
-        return {"device": found.device, "dtype": found.dtype, "cache": found.cache}
+        return {name: value for name, value in asdict(found).items() if value}
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import backends
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine, Resolved
 
@@ -20,7 +21,9 @@ class JaxLoader:
         from plugins.engine.start import resolved
 
         device, dtype, cache = resolved(engine)
-        return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache)
+        chosen = device.platform in backends.MEASURED and backends.FASTEST in engine.ops.backends
+        fastest = backends.measured(device.device_kind) if chosen else ""
+        return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache, fastest)
 
     def join(self, engine: Engine, rank: int, address: str, *, alone: bool) -> None:
         """See `plugins.engine.engine.Loader`."""

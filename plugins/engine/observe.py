@@ -85,7 +85,7 @@ def _look(
         statistics = sums.statistics(told.alike, hessians, samples)
         held = {p.names: p.get_value() for p in parameters(block)}
         for seen, of in zip(told.routed, spilled, strict=True):
-            statistics |= experts(seen, of.x, of.live, held, hessians, samples)
+            statistics |= experts(seen, of.x, of.live, held, hessians, samples, devices=devices)
             of.gone()
         save_arrays(folder / f"{STEM}.{layer}.npz", statistics)
 
@@ -98,7 +98,7 @@ def outlined(engine: Engine, checkpoint: Checkpoint) -> Decoder:
     device, dtype, _ = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     model: Decoder = family_of(checkpoint.config, engine.families).build(
-        checkpoint.config, weights, engine.ops.on(device.platform), DTYPES[dtype]
+        checkpoint.config, weights, engine.ops.on(device.platform, device.device_kind), DTYPES[dtype]
     )
     weights.check()
     return model

@@ -34,9 +34,9 @@ KEEP = "[{match: '*', to: keep}]"
 
 
 @cache
-def engine() -> Engine:
-    """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
-    options = {"kernels": "xla", "tokenizer": "auto", "mesh": "single", "engine": "jax"}
+def engine(of: str = "xla") -> Engine:
+    """conf/engine/jax.yaml with an option of `kernels`, in float32."""
+    options = {"kernels": of, "tokenizer": "auto", "mesh": "single", "engine": "jax"}
     node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
     node.engine.activations, node.engine.activations_scales = None, "dynamic"
     nodes, problems = kernels.nodes(OmegaConf.to_container(node.kernels), OWN_PACKAGES)

@@ -74,7 +74,8 @@ def test_what_cannot_go_on_does_not_say_so():
     assert process.stderr.readline().startswith("timing ")
     process.send_signal(INT)
     said = end(process, 30)
-    assert (said.code, said.err.splitlines()[-1]) == (128 + INT, "interrupted; nothing of it is kept")
+    left = "interrupted; what was timed of a GPU is kept, and nothing else"
+    assert (said.code, said.err.splitlines()[-1]) == (128 + INT, left)
 
 
 def test_told_again_while_it_ends():

@@ -28,12 +28,17 @@ SECONDS: Final = 0.01  # of one measurement, by as many calls as that takes
 WORTH: Final = 0.03  # a candidate that is faster by less than this share may be noise
 
 
-def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
+def tune(say: Callable[[str], None]) -> list[tuple[str, str, str, float]]:
     """(setting, what it is where nothing was measured, what it is now, how much faster that is) of all; they are kept.
 
     Raises:
         StorageError: they cannot be.
     """
+    with jax.default_device(jax.devices("cpu")[0]):
+        return _tuned(say)
+
+
+def _tuned(say: Callable[[str], None]) -> list[tuple[str, str, str, float]]:
     default = tuned = tuning.known()
     found = []
     for name, candidates in CANDIDATES.items():
@@ -46,7 +51,7 @@ def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
         fastest = max(gains, key=lambda n: gains[n])
         chosen = fastest if gains[fastest] > 1 + WORTH else usual
         tuned = ways[chosen]
-        found.append((name, usual, chosen, gains[chosen]))
+        found.append((name, f"{usual:,}", f"{chosen:,}", gains[chosen]))
     tuning.keep(tuned)
     return found
 

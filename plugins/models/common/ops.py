@@ -17,6 +17,11 @@ class Ops:
     rms_norm: Kernel
     rope: Kernel
 
-    def on(self, platform: str) -> "Ops":
-        """The same for a device of that platform, as JAX names it."""
-        return Ops(*(getattr(self, f.name).on(platform) for f in fields(self)))
+    @property
+    def backends(self) -> frozenset[str]:
+        """Names of all that are chosen for any op."""
+        return frozenset(name for f in fields(self) for name in getattr(self, f.name).backends)
+
+    def on(self, platform: str, device: str = "") -> "Ops":
+        """The same for a device of that platform and kind, as JAX names them."""
+        return Ops(*(getattr(self, f.name).on(platform, device) for f in fields(self)))

@@ -109,8 +109,8 @@ def test_the_fastest_is_kept_and_noise_is_not(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tune, "_timed", timed)
     lines: list[str] = []
     found = {name: rest for name, *rest in tune.tune(lines.append)}
-    assert found["gemv.piece_nbytes"] == [64 << 10, 16 << 10, 2.0]
-    assert found["gemm.pieces"] == [32, 32, 1.0]
+    assert found["gemv.piece_nbytes"] == ["65,536", "16,384", 2.0]
+    assert found["gemm.pieces"] == ["32", "32", 1.0]
     assert tuning.best() == Tuned(Gemv(piece_nbytes=16 << 10))
     assert len(lines) == len(tuning.CANDIDATES)
 

@@ -15,6 +15,7 @@ from pipeline.errors import PlanError
 from pipeline.ops import Kernel
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_run
+from plugins.kernels.fastest import sizes
 from plugins.kernels.native import build
 from tests.cases import guests, model_runs, toy_gpt_oss
 
@@ -79,11 +80,12 @@ def test_without_native_kernels_the_plan_says_why(tmp_path: Path, monkeypatch: p
 
 
 def test_an_option_names_native_first_or_alone() -> None:
-    """And the others follow as they do without it."""
+    """And the others follow as they do without it; between them what was measured on a GPU, of what models multiply."""
     said = {p.stem: yaml.safe_load(p.read_text()) for p in (CONF / "kernels").glob("*.yaml")}
     for op in said["numpy"]:
         native = ["native"] if "native" in backends_of(op) else []
-        assert said["auto"][op] == native + said["numpy"][op]
+        measured = ["fastest"] if op in sizes.OPS else []
+        assert said["auto"][op] == native + measured + said["numpy"][op]
         assert said["native"][op] == (native or said["numpy"][op])
 
 
