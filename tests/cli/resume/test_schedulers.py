@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from distributed import Client
 
 from tests.cases.resumed import DISTRIBUTED, command
 from tests.cases.runs import after_chunks, digests, journaled, until
@@ -27,6 +28,8 @@ def scheduler(tmp_path):
     def worker(count=2):
         options = ["--nthreads", "1", "--nworkers", f"{count}", "--no-dashboard", "--host", "127.0.0.1"]
         started.append(subprocess.Popen([*dask, "worker", address, *options], text=True, **quiet))
+        with Client(address) as client:  # a busy machine takes longer than a run waits for them
+            client.wait_for_workers(count, timeout=300)
 
     yield address, worker, process
     for p in started:
