@@ -14,11 +14,10 @@ says what bf16 rounds away.
 
 import argparse
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,174 +25,21 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from pipeline import meter
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean
-from pipeline.ops import Kernel
-from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4
-from pipeline.tensors.spec import TensorSpec
+from pipeline.errors import ConfigError, WeightmillError
+from plugins.bench import logits_apart, of_noise
 from plugins.bench.gpu import gpu
+from plugins.bench.of_noise import begin, filled
 from plugins.bench.ops import on_device
 from plugins.engine.load import parameters
 from plugins.engine.runtime import Runtime
-from plugins.engine.sampling import likeliest
 from plugins.engine.sizes import MOST_STEPS
-from plugins.models.common.cache import KV, Cache
-from plugins.models.common.ops import Ops
-from plugins.models.common.weights import Weights
-from plugins.models.gpt_oss.family import GptOss
 
-CONFIG: Final = GptOss.published / "openai" / "gpt-oss-20b.json"
 DATASHEET: Final = {"H200": 4800.0, "H100": 3350.0, "A100": 2039.0}  # GB/s of HBM, of the SXM modules: NVIDIA
-SCALES: Final = (118, 125)  # E8M0 codes of 2^-9 to 2^-3
 SHOWN: Final = 8  # kernels, of those that take longest
 COMPARED: Final = 256  # tokens of a prompt whose logits are compared
-PACKED: Final = ("gate_up_proj", "down_proj")
-PLAIN: Final = "xla"
 GREEDY: Final = (True, False, False)  # see `plugins.engine.sampling.choose`
-BF16_ROUNDING: Final = 2.0**-9  # at most, of a value; half of the distance between two of them
-
-
-@dataclass(eq=False)
-class Experts:
-    """The op `moe`, and what the router chose in each layer of the trace that is going on."""
-
-    kernel: Kernel
-    chosen: list[Any] = field(default_factory=list)
-
-    def __call__(self, x: Any, chosen: Any, *args: Any, **options: Any) -> Any:
-        self.chosen.append(chosen)
-        return self.kernel(x, chosen, *args, **options)
-
-    def taken(self, layers: int) -> Any:
-        """Those of the last pass, [layers, N, k]."""
-        found, self.chosen = self.chosen[-layers:], []
-        return jnp.stack(found)
-
-
-def backends(given: Sequence[str]) -> dict[str, str]:
-    """By op. A name alone is that of the kernels of moe and attention; the rest is XLA's.
-
-    Raises:
-        ConfigError: there is no such op.
-    """
-    known = [f.name for f in fields(Ops)]
-    found = dict.fromkeys(known, PLAIN)
-    for word in given:
-        op, _, name = word.rpartition("=")
-        if op and op not in known:
-            raise ConfigError(f"--kernels: there is no op {op!r}{did_you_mean(op, known)}")
-        found |= {op: name} if op else dict.fromkeys(("moe", "attention"), name)
-    return found
-
-
-def ops(named: Mapping[str, str], platform: str) -> Ops:
-    """Each op with its backend, or XLA's where that one declines; what ran is counted."""
-    kernels = {op: Kernel(op, tuple(dict.fromkeys((name, PLAIN))), platform) for op, name in named.items()}
-    return Ops(**{**kernels, "moe": Experts(kernels["moe"])})  # type: ignore[arg-type]
-
-
-def config(layers: int | None, **changed: int) -> dict[str, Any]:
-    """That of gpt-oss-20b.
-
-    Args:
-        layers: the first ones only.
-        changed: other sizes, for tests.
-    """
-    found: dict[str, Any] = {**json.loads(CONFIG.read_text()), **changed}
-    layers = layers or found["num_hidden_layers"]
-    return {**found, "num_hidden_layers": layers, "layer_types": found["layer_types"][:layers]}
-
-
-def specs(config: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    """Tensors as the published checkpoint stores them: experts in MXFP4, everything else in bfloat16."""
-    return {
-        name: TensorSpec(p.shape, "BF16", MXFP4 if name.endswith(PACKED) else None)
-        for p in GptOss().parameters(config) for name in p.names
-    }  # fmt: skip
-
-
-def model(config: Mapping[str, Any], of: Ops, dtype: str = "bfloat16") -> Any:
-    """Its shapes, without weights."""
-    weights = Weights(specs(config))
-    built = GptOss().build(config, weights, of, dtype)
-    weights.check()
-    return built
-
-
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _normal(key: Any, shape: tuple[int, ...], scale: float, mean: float) -> Any:
-    return (mean + scale * jax.random.normal(key, shape, jnp.bfloat16)).astype(jnp.bfloat16)
-
-
-@partial(jax.jit, static_argnums=1)
-def _bytes(key: Any, shape: tuple[int, ...]) -> Any:
-    return jax.random.bits(key, shape, jnp.uint8)
-
-
-@partial(jax.jit, static_argnums=1)
-def _scales(key: Any, shape: tuple[int, ...]) -> Any:
-    return jax.random.randint(key, shape, *SCALES).astype(jnp.uint8)
-
-
-def noise(built: Any, seed: int = 0) -> None:
-    """Weights of a model, of sizes that keep activations about 1, on the default device."""
-    for i, param in enumerate(parameters(built)):
-        key = jax.random.fold_in(jax.random.key(seed, impl="rbg"), i)  # not threefry: 13 GB of it take long
-        spec, [name, *_] = param.spec, param.names
-        if spec.scheme is not None:
-            shapes = spec.scheme.components(spec.shape)
-            first, second = jax.random.split(key)
-            param.set_value(QTensor(_bytes(first, shapes["codes"]), _scales(second, shapes["scales"]), spec.scheme))
-        elif name.endswith("norm.weight"):
-            param.set_value(jnp.ones(spec.shape, jnp.bfloat16))
-        elif len(spec.shape) == 1 or name.endswith("bias"):  # biases and sinks
-            param.set_value(_normal(key, spec.shape, 0.1, 0.0))
-        else:
-            wide = 1.0 if "embed_tokens" in name else spec.shape[-1] ** -0.5
-            param.set_value(_normal(key, spec.shape, wide, 0.0))
-
-
-def filled(runtime: Runtime, batch: int, held: int, capacity: int, seed: int = 1) -> Cache:
-    """A cache of noise in which every sequence has `held` tokens."""
-    cache = runtime.new_cache(batch, capacity)
-    key = jax.random.key(seed, impl="rbg")
-    layers = []
-    for i, layer in enumerate(cache.layers):
-        k, v = (
-            jax.lax.bitcast_convert_type(_normal(jax.random.fold_in(key, 2 * i + j), layer.k.shape, 1.0, 0.0), a.dtype)
-            for j, a in enumerate((layer.k, layer.v))
-        )
-        layers.append(KV(k, v))
-    at = {}
-    for slots in cache.positions:
-        held_by = np.arange(max(0, held - slots), held, dtype=np.int32)
-        row = np.full(slots, -1, np.int32)
-        row[held_by % slots] = held_by
-        at[slots] = jnp.broadcast_to(jnp.asarray(row), (batch, slots))
-    return replace(cache, layers=tuple(layers), positions=at)
-
-
-def step(built: Any, cache: Any, token: Any, position: Any, *, layers: int) -> Any:
-    """One token of every sequence: the cache with it, the next ones, their positions, and the experts of each layer."""
-    hidden, cache = built(token[:, None], position[:, None], cache, fresh=False)
-    token = likeliest(built.logits(hidden[:, 0]))
-    return cache, (token, position + 1, built.ops.moe.taken(layers))
-
-
-def with_logits(built: Any, cache: Any, token: Any, position: Any, *, layers: int) -> Any:
-    """Logits of one more token of every sequence, and the experts of each layer."""
-    hidden, _ = built(token[:, None], position[:, None], cache, fresh=False)
-    return built.logits(hidden[:, 0]), built.ops.moe.taken(layers)
-
-
-def of_prompt(built: Any, tokens: Any, positions: Any, *, layers: int) -> Any:
-    """Logits of every token of prompts, [B T, V], and the experts of each layer."""
-    hidden, _ = built(tokens, positions)
-    logits = built.logits(hidden)
-    return logits.reshape(-1, logits.shape[-1]), built.ops.moe.taken(layers)
 
 
 @dataclass(frozen=True)
@@ -254,8 +100,8 @@ def decode(runtime: Runtime, batch: int, held: int, capacity: int, steps: int) -
     if capacity < held + 2 * steps + 2:
         raise ConfigError(f"--capacity {capacity}: {held + 2 * steps + 2} tokens come into the cache")
     layers = len(runtime.cache_shapes)
-    fn = partial(step, layers=layers)
-    state = [filled(runtime, batch, held, capacity), *_begin(runtime, batch, held)]
+    fn = partial(of_noise.step, layers=layers)
+    state = [filled(runtime, batch, held, capacity), *begin(runtime, batch, held)]
     chosen: Any = None
 
     def dispatch(_: int) -> Any:
@@ -268,7 +114,7 @@ def decode(runtime: Runtime, batch: int, held: int, capacity: int, steps: int) -
 
 def engines(runtime: Runtime, batch: int, held: int, capacity: int, programs: int) -> Speed:
     """The engine's own programs, of `MOST_STEPS` tokens each: a loop on the device. A token counts."""
-    token, position = _begin(runtime, batch, held)
+    token, position = begin(runtime, batch, held)
     cache, seen = filled(runtime, batch, held, capacity), jnp.zeros((batch, 0), bool)
     keys = jax.random.split(jax.random.key(0), batch)
     numbers: dict[str, Any] = {}
@@ -301,11 +147,6 @@ def prefill(runtime: Runtime, tokens: int, repeats: int) -> Speed:
     return _speed(dispatch, repeats)
 
 
-def _begin(runtime: Runtime, batch: int, held: int) -> tuple[Any, Any]:
-    token = jnp.asarray(np.random.default_rng(2).integers(runtime.vocab, size=batch), jnp.int32)
-    return token, jnp.full(batch, held, jnp.int32)
-
-
 def _speed(dispatch: Callable[[int], Any], count: int) -> Speed:
     """Of `count` calls by the clock, and of as many by the profiler, after two that compile and warm up."""
     for i in range(2):
@@ -322,97 +163,6 @@ def _clock(dispatch: Callable[[int], Any], count: int) -> float:
         result = dispatch(i)
     jax.block_until_ready(result)  # type: ignore[no-untyped-call]
     return (time.perf_counter() - start) / count
-
-
-@dataclass(frozen=True)
-class Apart:
-    """How far logits are from others, over the tokens of one call.
-
-    Attributes:
-        largest: difference.
-        rms: of differences.
-        spread: standard deviation of the others.
-        same: share of tokens whose likeliest next one is the same.
-        other_experts: tokens that another expert was chosen for in some layer: a rounding turned the router's choice.
-        largest_else, rms_else: of the tokens of which that is not so.
-    """
-
-    largest: float
-    rms: float
-    spread: float
-    same: float
-    other_experts: int
-    tokens: int
-    largest_else: float
-    rms_else: float
-
-
-@jax.jit
-def _differences(a: Any, b: Any) -> Any:
-    off = jnp.abs(a - b)
-    same = jnp.argmax(a, -1) == jnp.argmax(b, -1)
-    return jnp.max(off, -1), jnp.mean(jnp.square(off), -1), same, jnp.std(b)
-
-
-def apart(found: tuple[Any, Any], other: tuple[Any, Any]) -> Apart:
-    """
-    Args:
-        found, other: logits [N, V] and experts [layers, N, k].
-    """
-    most, squares, same, spread = map(np.asarray, _differences(found[0], other[0]))
-    ours, theirs = (np.sort(np.asarray(experts), axis=-1) for experts in (found[1], other[1]))
-    turned = (ours != theirs).any(axis=(0, 2))
-    rest = ~turned
-    return Apart(
-        float(most.max()), math.sqrt(float(squares.mean())), float(spread), float(same.mean()), int(turned.sum()),
-        len(turned), float(most[rest].max(initial=0.0)), math.sqrt(float(squares[rest].mean())) if rest.any() else 0.0,
-    )  # fmt: skip
-
-
-def compared(
-    config: Mapping[str, Any], named: Mapping[str, str], device: Any, batch: int, held: int, capacity: int, tokens: int
-) -> Iterator[tuple[str, Apart, Apart, Apart]]:
-    """Of a step and of a prompt: the kernels and XLA's, and each and float32, from the same weights and cache."""
-    layers = config["num_hidden_layers"]
-    plain = dict.fromkeys(named, PLAIN)
-    of = {
-        "kernels": (named, "bfloat16"), "xla": (plain, "bfloat16"), "float32": (plain, "float32")
-    }  # fmt: skip
-    weights: Any = None
-    found: dict[str, dict[str, tuple[Any, Any]]] = {"step": {}, "prompt": {}}
-    for name, (kernels, dtype) in of.items():
-        built = model(config, ops(kernels, device.platform), dtype)
-        if weights is None:
-            noise(built)
-            weights = jax.tree.leaves(nnx.split(built)[1])
-        else:
-            graph, state = nnx.split(built)
-            built = nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), weights))
-        runtime = Runtime(built, config, "bf16", device, 0.0)
-        cache = filled(runtime, batch, held, capacity)
-        ids = jnp.asarray(np.random.default_rng(3).integers(runtime.vocab, size=(1, tokens)), jnp.int32)
-        positions = jnp.arange(tokens, dtype=jnp.int32)[None]
-        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-            begin = _begin(runtime, batch, held)
-            found["step"][name] = runtime.call("logits", partial(with_logits, layers=layers), cache, *begin)
-            found["prompt"][name] = runtime.call("prompt", partial(of_prompt, layers=layers), ids, positions)
-    for what, these in found.items():
-        pairs = (("kernels", "xla"), ("kernels", "float32"), ("xla", "float32"))
-        ours, known, theirs = (apart(these[a], these[b]) for a, b in pairs)
-        yield f"{what}, {batch if what == 'step' else tokens} tokens", ours, known, theirs
-
-
-def said(what: str, ours: Apart, known: Apart, theirs: Apart) -> str:
-    def one(a: Apart) -> str:
-        return f"{a.largest:.4f} at most, {a.rms:.2e} rms"
-
-    return (
-        f"logits of a {what}: spread {ours.spread:.3f}; kernels and xla {one(ours)} ({ours.largest_else:.4f}, "
-        f"{ours.rms_else:.2e} without {ours.other_experts} of {ours.tokens} tokens that had other experts), the same "
-        f"next token after {ours.same:.1%}; from float32: kernels {one(known)} (other experts {known.other_experts}), "
-        f"xla {one(theirs)} (other experts {theirs.other_experts}); a bf16 value is rounded by {BF16_ROUNDING:.1e} of "
-        f"itself, the largest logit by {BF16_ROUNDING * 5 * ours.spread:.4f}"
-    )
 
 
 def shown(took: on_device.Took) -> str:
@@ -433,7 +183,7 @@ def report(
 ) -> dict[str, Any]:
     """Measure, and say what was found as it comes; all of it, as JSON holds it."""
     began, device = time.perf_counter(), jax.devices()[0]
-    named, full = backends(args.kernels), config(args.layers, **(changed or {}))
+    named, full = of_noise.backends(args.kernels), of_noise.config(args.layers, **(changed or {}))
     known, sheet = datasheet(device)
     none: dict[str, Any] = {"read": 0.0, "multiply_add": 0.0, "device": {}}
     limit = on_device.limits() if on_device.is_gpu() else none
@@ -442,8 +192,8 @@ def report(
     say(f"copy {limit['read'] / 1e9:.0f} GB/s, bf16 product {limit['multiply_add'] / 1e12:.0f} TFLOP/s")
     rows: list[dict[str, Any]] = []
     with meter.metered() as counted:
-        built = model(full, ops(named, device.platform))
-        noise(built)
+        built = of_noise.model(full, of_noise.ops(named, device))
+        of_noise.noise(built)
         jax.block_until_ready([p.get_value() for p in parameters(built)])  # type: ignore[no-untyped-call]
         runtime = Runtime(built, full, "bf16", device, time.perf_counter() - began)
         say(f"[{runtime.load_s:.0f} s] {len(built.cache_shapes)} layers, {runtime.device_nbytes / 1e9:.2f} GB")
@@ -476,12 +226,12 @@ def report(
             say(f"    µs of a prompt: {shown(one.took)}")
         say(f"compiling took {runtime.compile_s:.0f} s; ran: {_ran(counted)}")
     del runtime, built
-    small, parts = config(args.compare, **(changed or {})), []
+    small, parts = of_noise.config(args.compare, **(changed or {})), []
     if args.compare:
-        for what, *three in compared(
+        for what, *three in logits_apart.compared(
             small, named, device, max(args.batch), args.held, args.capacity, min(COMPARED, args.held)
         ):
-            say(f"[{time.perf_counter() - began:.0f} s] {args.compare} layers, {said(what, *three)}")
+            say(f"[{time.perf_counter() - began:.0f} s] {args.compare} layers, {logits_apart.said(what, *three)}")
             pairs = zip(("kernels_xla", "kernels_f32", "xla_f32"), map(vars, three), strict=True)
             parts.append({"what": what, **dict(pairs)})
     return {"device": about, "limits": limit, "datasheet": sheet, "kernels": named, "rows": rows, "logits": parts}

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, StageError
-from plugins.bench import decode_gpu
+from plugins.bench import decode_gpu, logits_apart, of_noise
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -17,16 +18,16 @@ SMALL = {
 
 
 def test_a_kernel_is_named_for_an_op_or_for_both_that_have_most_work() -> None:
-    found = decode_gpu.backends(["mosaic_gpu", "moe=pallas"])
+    found = of_noise.backends(["mosaic_gpu", "moe=pallas"])
     assert {op: name for op, name in found.items() if name != "xla"} == {"attention": "mosaic_gpu", "moe": "pallas"}
     with pytest.raises(ConfigError, match=r"there is no op 'mo'.*moe"):
-        decode_gpu.backends(["mo=xla"])
+        of_noise.backends(["mo=xla"])
 
 
 def test_what_a_step_reads_is_counted() -> None:
     """Of the published shapes, by hand: an expert is 3 × 2880² numbers of 17/32 bytes, and two biases."""
-    config = decode_gpu.config(2)
-    built = decode_gpu.model(config, decode_gpu.ops(decode_gpu.backends(["xla"]), "gpu"))
+    config = of_noise.config(2)
+    built = of_noise.model(config, of_noise.ops(of_noise.backends(["xla"]), jax.devices()[0]))
     chosen = np.array([[[0, 1, 2, 3], [0, 1, 2, 4]], [[0, 1, 2, 3], [3, 2, 1, 0]]])
     found = decode_gpu.read(built, 2, 1024, chosen)
     expert = 3 * 2880**2 * 17 / 32 + 2 * (2 * 2880 + 2880)
@@ -42,7 +43,7 @@ def test_tokens_whose_experts_differ_are_told_apart() -> None:
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
     experts = jnp.asarray([[[0, 1], [2, 3], [1, 2]]])
     other = experts.at[0, 1, 0].set(0)[:, :, ::-1]  # in another order, which is no difference
-    found = decode_gpu.apart((logits.at[1, 0].add(0.5).at[2, 0].add(0.125), experts), (logits, other))
+    found = logits_apart.apart((logits.at[1, 0].add(0.5).at[2, 0].add(0.125), experts), (logits, other))
     assert (found.other_experts, found.tokens) == (1, 3)
     assert found.largest == pytest.approx(0.5)
     assert found.largest_else == pytest.approx(0.125)
@@ -51,8 +52,8 @@ def test_tokens_whose_experts_differ_are_told_apart() -> None:
 def test_the_whole_of_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, out = decode_gpu.config, tmp_path / "found.json"
-    monkeypatch.setattr(decode_gpu, "config", lambda layers: real(layers, **SMALL))
+    real, out = of_noise.config, tmp_path / "found.json"
+    monkeypatch.setattr(of_noise, "config", lambda layers: real(layers, **SMALL))
     words = "--layers 2 --batch 2 --kernels xla --held 24 --capacity 128 --steps 2 --prefill 0 --compare 1 --out"
     assert decode_gpu.main([*words.split(), str(out)]) == 0
     found = json.loads(out.read_text())
