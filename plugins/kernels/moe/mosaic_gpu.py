@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from plugins.kernels.matmul.mosaic_gpu import FEW, MANY
 from plugins.kernels.moe.tiled import Products, finished, tiled
-from plugins.kernels.mosaic_gpu import fp4
+from plugins.kernels.mosaic_gpu import by_bits
+from plugins.kernels.mosaic_gpu.coding import coding_of
 from plugins.kernels.mosaic_gpu.launch import Device, everywhere
 from plugins.kernels.mosaic_gpu.packed import prepared, products
 
@@ -35,8 +36,9 @@ def moe(
 
 
 def _product(high: int, expert: Any, x: Any, w: Any, b: Any, dtype: Any) -> Any:
-    whole = w.second is None and fp4.fits(w.scheme, x.dtype, *w.shape[-2:])
-    if whole and high > fp4.FEW and dtype == jnp.bfloat16:
+    coding = coding_of(w.scheme, x.dtype, *w.shape[-2:])
+    whole = coding is not None and coding.scale is not None and w.second is None  # nothing comes after
+    if whole and high > by_bits.FEW and dtype == jnp.bfloat16:
         return everywhere(_finished, high, expert, x, w, b)[0]
     return finished(high, expert, everywhere(_grouped, high, expert, x, w)[0], b, dtype)
 
@@ -46,7 +48,9 @@ def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[An
 
 
 def _finished(high: int, device: Device, expert: Any, x: Any, w: Any, b: Any) -> tuple[Any]:
-    return (fp4.products(device, x, w, high, expert, b, rounded=True),)
+    coding = coding_of(w.scheme, x.dtype, *w.shape[-2:])
+    assert coding is not None
+    return (by_bits.products(device, x, w, coding, high, expert, b, rounded=True),)
 
 
 PRODUCTS = Products(_product, FEW, MANY, prepared)

@@ -22,10 +22,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.mosaic_gpu import fp4
+from plugins.kernels.mosaic_gpu import by_bits
+from plugins.kernels.mosaic_gpu.coding import coding_of
 from plugins.kernels.mosaic_gpu.launch import COPIES, WARPGROUP, Device, registers, tiled
 from plugins.kernels.mosaic_gpu.products import ACROSS, HIGH, ROWS, added_transposed, laid
-from plugins.kernels.pallas.decode import Tiles, factor, seconds, values
+from plugins.kernels.mosaic_gpu.ring import Ring
+from plugins.kernels.pallas.decode import Tiles, factor, values
 
 Refs = Mapping[str, Any]
 STEPS = (64, 32)  # bytes of a row of codes in a step: 64 values of a plane of x fill a swizzled row of 128 bytes
@@ -87,10 +89,14 @@ class Packed:
             "done": plgpu.Barrier(num_arrivals=across, num_barriers=ahead),
         }  # fmt: skip
 
+    def ring(self, smem: Refs) -> Ring:
+        return Ring(self.ahead, smem["there"], smem["done"])
+
 
 def prepared(x: Any, w: Any) -> Any:
     """`x` `[N, in]` as `products` wants it for such weights: row by row, so that rows may be chosen afterwards."""
-    return fp4.arranged(x) if fp4.fits(w.scheme, x.dtype, *w.shape[-2:]) else x
+    coding = coding_of(w.scheme, x.dtype, *w.shape[-2:])
+    return x if coding is None else by_bits.arranged(x, coding)
 
 
 def products(device: Device, x: Any, w: Any, high: int, matrix: Any) -> Any:
@@ -101,10 +107,11 @@ def products(device: Device, x: Any, w: Any, high: int, matrix: Any) -> Any:
         matrix: int32 `[N / high]`, which matrix that is for each `high` rows; where there is no such matrix, all is 0.
     """
     out = w.shape[-2]
-    if fp4.fits(w.scheme, x.dtype, *w.shape[-2:]):  # then x is arranged
+    coding = coding_of(w.scheme, x.dtype, *w.shape[-2:])
+    if coding is not None:  # then x is arranged
         stack = w if w.codes.ndim == 3 else jax.tree.map(lambda a: a[None], w)
-        y = fp4.products(device, x, stack, high, matrix)
-        return _times(y, None if w.second is None else seconds(stack), high, matrix)
+        y = by_bits.products(device, x, stack, coding, high, matrix)
+        return _times(y, by_bits.after(stack, coding), high, matrix)
     warpgroups = 2 if out % (2 * HIGH) == 0 else 1
     tiles = Tiles.of(w, HIGH * warpgroups)
     assert tiles.scheme is not None
@@ -151,16 +158,12 @@ def _multiplied(p: Packed, matrices: int, gmem: Refs, smem: Refs) -> None:
     def _() -> None:
         plgpu.set_max_registers(registers(p.warpgroups), action="increase")
 
-        def more(k: Any, total: Any) -> Any:
-            place = lax.rem(k, np.int32(p.ahead))
-            plgpu.barrier_wait(smem["there"].at[place])
+        def step(k: Any, place: Any, total: Any) -> Any:
             planes = _decoded(p, smem, (place, mine))
-            total = added_transposed(p.device, total, [(a, smem[f"x{n}"].at[place]) for n, a in enumerate(planes)])
-            plgpu.barrier_arrive(smem["done"].at[place])
-            return total
+            return added_transposed(p.device, total, [(a, smem[f"x{n}"].at[place]) for n, a in enumerate(planes)])
 
         zeros = laid(p.device, jnp.zeros((HIGH, p.high), jnp.float32), ACROSS)
-        smem["y"][mine] = lax.fori_loop(0, steps, more, zeros)
+        smem["y"][mine] = p.ring(smem).read(steps, step, zeros)
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
         rows, columns = pl.ds((out * p.warpgroups + mine) * HIGH, HIGH), pl.ds(tile * p.high, p.high)
         plgpu.copy_smem_to_gmem(smem["y"].at[mine], gmem["y"].at[rows, columns])
@@ -176,14 +179,7 @@ def _copied(p: Packed, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], steps: 
     """What the warpgroup does that copies."""
     matrix, tile, out = of
 
-    def step(k: Any, carry: None) -> None:
-        place = lax.rem(k, np.int32(p.ahead))
-
-        @pl.when(k >= p.ahead)
-        def _() -> None:
-            plgpu.barrier_wait(smem["done"].at[place])
-
-        there = smem["there"].at[place]
+    def step(k: Any, place: Any, there: Any) -> None:
         columns = pl.ds(k * p.step, p.step)
         blocks = pl.ds(lax.div(k * p.step, np.int32(p.held)), p.blocks)
         for n in range(p.planes):
@@ -195,11 +191,7 @@ def _copied(p: Packed, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], steps: 
             for name, _ in p.shared:
                 plgpu.copy_gmem_to_smem(gmem[name].at[matrix, blocks, rows], smem[name].at[place, w], there)
 
-    def end(k: Any, carry: None) -> None:
-        plgpu.barrier_wait(smem["done"].at[lax.rem(k, np.int32(p.ahead))])
-
-    lax.fori_loop(0, steps, step, None)
-    lax.fori_loop(jnp.maximum(steps - p.ahead, 0), steps, end, None)  # all that was said was heard
+    p.ring(smem).fill(steps, step)
 
 
 def _decoded(p: Packed, smem: Refs, at: tuple[Any, Any]) -> list[Any]:

@@ -133,7 +133,7 @@ def _of_packed(w: QTensor, rows: int) -> Tiles:
     if scheme.scale == "e4m3":
         scales = jax.lax.bitcast_convert_type(scales, jnp.uint8)
     out = w.codes.shape[-2]
-    scales, zeros = (None if a is None else _by_row(a, scheme, out) for a in (scales, w.zeros))
+    scales, zeros = (None if a is None else by_row(a, scheme, out) for a in (scales, w.zeros))
     after = None if second is None else seconds(w)
     count, columns = 8 // scheme.element_bits, w.codes.shape[-1]
     held = scheme.block_elems * scheme.element_bits // 8  # bytes of a block
@@ -159,7 +159,7 @@ def seconds(w: QTensor) -> Any:
     return 1 / times if w.scheme.second == "inverse_f32" else times
 
 
-def _by_row(shared: Any, scheme: Scheme, out: int) -> Any:
+def by_row(shared: Any, scheme: Scheme, out: int) -> Any:
     """`[…, out, across]` of what rows share by `block_rows`."""
     if scheme.block_rows == 1:
         return shared

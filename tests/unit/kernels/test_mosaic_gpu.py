@@ -24,6 +24,7 @@ from pipeline.testing.model_op import ModelOpContract, agree
 from plugins.kernels.attention.mosaic_gpu import _reach
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
+from plugins.kernels.mosaic_gpu.coding import coding_of
 from plugins.kernels.mosaic_gpu.interpreted import races
 from tests.cases.model_runs import quick_compilation
 from tests.cases.mosaic_interpreted import compiled_once
@@ -150,10 +151,14 @@ def test_which_steps_are_read_and_which_are_not_masked() -> None:
 FORMATS = {
     "mxfp4": MXFP4, "nvfp4": SCHEMES["nvfp4"], "int8, blocks of 128": Scheme("int8", 128, "f16"),
     "uint4 with zero": SCHEMES["uint4 with zero"], "q4_1": SCHEMES["q4_1"], "int4 a row": Scheme("int4", 0, "f32"),
+    "int4, blocks of 32": Scheme("int4", 32, "bf16"), "int8 a row": SCHEMES["int8 a row"],
+    "e4m3 a matrix": Scheme("e4m3", 0, "bf16", block_rows=0), "e5m2 a row": Scheme("e5m2", 0, "f32"),
+    "e4m3 in tiles": Scheme("e4m3", 128, "f32", block_rows=128), "mxfp8": SCHEMES["mxfp8"], "nf4": SCHEMES["nf4"],
 }  # fmt: skip
+BY_BITS = {name: scheme for name, scheme in FORMATS.items() if name not in ("q4_1", "nf4")}
 
 
-@pytest.mark.brief("mxfp4", "int8, blocks of 128")
+@pytest.mark.brief("mxfp4", "int8, blocks of 128", "q4_1")
 @pytest.mark.parametrize("name", FORMATS)
 def test_matmul_of_several_tiles_and_more_steps_than_there_is_room_for(name: str) -> None:
     """Two tiles of x, the second not full, times two of weights by two warpgroups; rows of five steps or ten."""
@@ -164,6 +169,33 @@ def test_matmul_of_several_tiles_and_more_steps_than_there_is_room_for(name: str
         found = jax.block_until_ready(jax.jit(load("matmul", "mosaic_gpu"))(x, w))
     agree(expected, found)
     assert raced == []
+
+
+@pytest.mark.brief("int4, blocks of 32", "e4m3 in tiles", "int8 a row")
+@pytest.mark.parametrize("name", BY_BITS)
+def test_matmul_of_a_few_rows_whose_last_step_is_not_full(name: str) -> None:
+    """Three blocks of 64 rows, each a warpgroup's; steps of 128 codes of 4 bits or 64 of 8, and half of one."""
+    rng, n_in = rng_of(name), {0: 288, 128: 384}.get(BY_BITS[name].block_elems, 320)
+    x, w = normal(rng, 3, n_in).astype(BF16), quantized(BY_BITS[name], (192, n_in))
+    assert coding_of(w.scheme, x.dtype, *w.shape) is not None
+    with races() as raced:
+        found = jax.block_until_ready(jax.jit(load("matmul", "mosaic_gpu"))(x, w))
+    agree(load("matmul", "reference")(x, w), found)
+    assert raced == []
+
+
+def test_which_weights_are_decoded_by_bits() -> None:
+    """Others are too, in a way that is slower: what their shape says, and what shared memory has no room for."""
+    int4 = SCHEMES["int4 a group"]
+    assert coding_of(int4, jnp.bfloat16, 128, 8192) is not None
+    assert coding_of(int4, jnp.bfloat16, 128, 8192 + 32) is None  # 257 scales of two bytes, 64 rows of them
+    assert coding_of(int4, jnp.float16, 128, 1024) is None
+    assert coding_of(int4, jnp.bfloat16, 100, 1024) is None
+    assert coding_of(MXFP4, jnp.bfloat16, 128, 96) is None  # three scales of a byte: of 64 rows no 128 bytes
+    assert coding_of(Scheme("e4m3", 0, "f32"), jnp.bfloat16, 128, 1000) is None  # rows of no 16 bytes
+    assert coding_of(Scheme("e5m2", 64, "f32"), jnp.bfloat16, 128, 1024) is None
+    for name in ("q4_1", "nf4", "nf4 twice", "int3", "e3m2"):
+        assert coding_of(SCHEMES[name], jnp.bfloat16, 128, 1024) is None
 
 
 def test_matmul_of_rows_in_steps_of_32_bytes_and_f16() -> None:
@@ -181,13 +213,16 @@ def test_the_smallest_scale_is_half_of_the_next() -> None:
     agree(load("matmul", "reference")(x, w), jax.jit(load("matmul", "mosaic_gpu"))(x, w))
 
 
-def test_moe_of_several_tiles_and_an_expert_that_nobody_chose() -> None:
-    rng = rng_of("tiles of experts")
+@pytest.mark.brief("mxfp4", "int4, blocks of 32", "e4m3 a matrix")
+@pytest.mark.parametrize("name", BY_BITS)
+def test_moe_of_several_tiles_and_an_expert_that_nobody_chose(name: str) -> None:
+    rng, scheme = rng_of("tiles of experts"), BY_BITS[name]
     x = (normal(rng, 90, 256) / 16).astype(BF16)
     chosen = rng.choice([0, 1, 3], (90, 2)).astype(np.int32)
     weights = rng.uniform(0.1, 1, (90, 2)).astype(np.float32)
-    w_in, w_out = quantized(MXFP4, (4, 64, 256)), quantized(MXFP4, (4, 128, 64), seed=1)
-    w_in.scales[2] = 0xFF  # NaN, all of it
+    hidden = 128 if scheme.block_elems > 32 else 64
+    w_in, w_out = quantized(scheme, (4, hidden, 256)), quantized(scheme, (4, 128, hidden), seed=1)
+    w_in.scales[2] = 0xFF if scheme.scale == "e8m0" else np.nan  # all of it
     args = x, chosen, weights, (w_in,), (None,), w_out, None
     expected = jax.jit(partial(load("moe", "xla"), activation=jnp.tanh))(*args)
     with races() as raced:

@@ -25,12 +25,20 @@ from plugins.kernels.attention.mosaic_gpu_kernel import Shape
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.matmul.mosaic_gpu import matmul
 from plugins.kernels.moe.mosaic_gpu import PRODUCTS, moe
+from plugins.kernels.mosaic_gpu.by_bits import SHAPES, Tile
+from plugins.kernels.mosaic_gpu.coding import coding_of
 from plugins.kernels.mosaic_gpu.launch import Device, registers
 from plugins.kernels.mosaic_gpu.packed import Packed
 from tests.unit.kernels.test_pallas_lowering import ROOT, floats, lowered, shaped
 
 CALL = "@mosaic_gpu_v2("
 F32 = jnp.float32
+MORE = {
+    "int2": Scheme("int2", 64, "f16"), "int4 a row": Scheme("int4", 0, "f32"), "int4, f16": Scheme("int4", 128, "f16"),
+    "int8, f32": Scheme("int8", 32, "f32"), "uint8 with zero": Scheme("uint8", 64, "bf16", zero="int"),
+    "mxint8": Scheme("mxint8", 32, "e8m0"), "e4m3 a matrix": Scheme("e4m3", 0, "f32", block_rows=0),
+    "e5m2 a row": Scheme("e5m2", 0, "f32"), "mxfp8, e5m2": Scheme("e5m2", 32, "e8m0"),
+}  # fmt: skip
 SMEM_NBYTES = 227 << 10  # of a block, at most (CUDA C++ Programming Guide, compute capability 9.0)
 
 
@@ -43,14 +51,15 @@ def configurations() -> Iterator[Any]:
                 q, k, v = (shaped(2, *s, dtype=dtype) for s in ((queries, 8, d), (256, 2, d), (256, 2, e)))
                 name = f"attention, {d} and {e} dims, {queries} queries, {options}, {dtype.dtype}"
                 yield name, partial(_attention, **options), (q, k, v, shaped(8, dtype=F32)), None if options else (0, 3)
-    for name, scheme in {**SCHEMES, "int4 a row": Scheme("int4", 0, "f32"), "int2": Scheme("int2", 64, "f16")}.items():
+    for name, scheme in {**SCHEMES, **MORE}.items():
         if 8 % scheme.element_bits == 0:
             w = quantized(scheme, (128, 640))
             for rows, dtype in ((1, jnp.float16), (33, jnp.bfloat16), (300, jnp.bfloat16)):
                 name_ = f"matmul, {name}, {min(rows, 2)} rows or more, {rows}"
                 yield name_, matmul, (shaped(rows, 640, dtype=dtype), w), None
-    for name in ("mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8"):
-        w_in, w_out = quantized(SCHEMES[name], (5, 192, 640)), quantized(SCHEMES[name], (5, 640, 96 * 2))
+    for name in ("mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8", "fp8 in tiles"):
+        scheme = {**SCHEMES, **MORE}[name]
+        w_in, w_out = quantized(scheme, (5, 192, 640)), quantized(scheme, (5, 640, 96 * 2))
         for tokens in (1, 256):
             yield f"moe, {name}, {tokens}", _moe, (shaped(tokens, 640), w_in, w_out), None
     packed = tuple(shaped(2, 200, n, 64) for n in (4, 2, 2))
@@ -134,6 +143,25 @@ def test_products_fit_shared_memory(name: str, step: int, high: int, warpgroups:
     p = Packed(Device("cuda", False), scheme, False, jnp.bfloat16, step, 9, held, shared, high, warpgroups)
     assert 2 <= p.ahead <= 4
     assert taken(p.scratch()) < SMEM_NBYTES
+
+
+@pytest.mark.parametrize("high", [8, 32, 128])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4 a group", "e4m3 a matrix", "int8, f32"])
+@pytest.mark.brief
+def test_products_by_bits_fit_shared_memory(name: str, high: int) -> None:
+    """With as much of what rows share as is taken."""
+    scheme = {**SCHEMES, **MORE}[name]
+    n_in = 256
+    while scheme.block_elems and coding_of(scheme, jnp.bfloat16, 128, 2 * n_in) is not None:
+        n_in *= 2
+    coding = coding_of(scheme, jnp.bfloat16, 128, n_in)
+    assert coding is not None
+    assert coding.row_nbytes in (0, 512)
+    most, budget = next(shape for rows, shape in SHAPES.items() if high <= rows)
+    kinds = dict.fromkeys(coding.shared, {"f32": F32, "bf16": jnp.bfloat16}.get(scheme.scale, jnp.uint8))
+    tile = Tile(Device("cuda", False), coding, kinds, 99, 9, high, most, budget, False, False)
+    assert 2 <= tile.ahead <= 8
+    assert taken(tile.scratch()) < SMEM_NBYTES
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (64, 128), (128, 64)])

@@ -1,16 +1,14 @@
-"""Products with MXFP4 and NVFP4 weights: as `packed.py`, with codes made bfloat16 two at a time, by bits.
+"""Products with packed weights, as `packed.py`, whose codes are made bfloat16 two at a time, by bits.
 
     yᵀ [out, N] = w [out, in] · xᵀ [in, N]
 
-E2M1 is what bfloat16's exponents have below 2^-124, and its subnormal is bfloat16's: with sign, exponent and mantissa
-at their places in a word a code is 2^-126 times what it says, and a product with the scale times 2^126 is exact. A
-32-bit word has eight codes, and so four pairs, each of which takes four operations in integers and a product. Where a
-scale times 2^126 is no bfloat16, powers above 2^127 are multiplied with afterwards: those of MXFP4, which no published
-model has, in a branch, and of NVFP4 2^8 of all, once a row.
+A 32-bit word has four or eight codes, and so two or four pairs, of which each takes a few operations (`elements.py`)
+and a product with a scale (`factors.py`). What is multiplied are the definition's weights, rounded as it rounds them;
+where a row or a matrix has one scale, products are multiplied with it.
 
 Which column of a step is which of `wgmma`'s is free, as long as x is put in the same order (`arranged`). So a thread
-takes 16 bytes of a row at once, under one scale (MXFP4) or two (NVFP4), and makes of each word what four of the eight
-products of a step want of it: what is copied to shared memory is read once and without conflicts.
+takes 16 bytes of a row at once, under one scale or a few, and makes of each word what `wgmma` wants of it in as many
+products: what is copied to shared memory is read once and without conflicts.
 
 Where there are few rows of x, several blocks of the grid share a tile, each some steps of it, and their products are
 added up.
@@ -26,12 +24,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from plugins.kernels.mosaic_gpu import bits
-from plugins.kernels.mosaic_gpu.bits import COLUMNS, STEP
+from plugins.kernels.mosaic_gpu import bits, factors
+from plugins.kernels.mosaic_gpu.coding import STEP, Coding
 from plugins.kernels.mosaic_gpu.launch import COPIES, SWIZZLE, WARPGROUP, Device, registers, tiled
 from plugins.kernels.mosaic_gpu.products import ACROSS, HIGH, ROWS, added_transposed, laid
+from plugins.kernels.mosaic_gpu.ring import Ring
 from plugins.kernels.pallas.blocks import padded
-from plugins.kernels.pallas.decode import factor, values
+from plugins.kernels.pallas.decode import by_row, factor, seconds, values
 
 Refs = Mapping[str, Any]
 MOST_AHEAD: Final = 8
@@ -40,19 +39,7 @@ FEW: Final = 32  # rows of x, up to which waiting for memory decides: several bl
 SHAPES: Final = {8: (1, 36 << 10), FEW: (2, 100 << 10), 128: (2, 220 << 10)}
 BUSY: Final = 4 * 132  # blocks that keep a device busy: four for each multiprocessor of an H100
 LEAST_STEPS: Final = 4  # of a block, where several share a tile
-MOST_SCALES: Final = 32 << 10  # bytes of 64 rows, which shared memory has all of
 BOX: Final = 256  # along an axis, of what one copy takes
-
-
-def fits(scheme: Any, dtype: Any, out: int, n_in: int) -> bool:
-    """Whether these kernels read such weights `[…, out, n_in]`, for x of `dtype`."""
-    if scheme.element != "e2m1" or scheme.zero is not None or jnp.dtype(dtype) != jnp.bfloat16:
-        return False
-    if (scheme.scale, scheme.block_elems) not in (("e8m0", 32), ("e4m3", 16)) or scheme.block_rows != 1:
-        return False
-    blocks = n_in // scheme.block_elems
-    # Copies begin at multiples of 128 bytes: the scales of a warpgroup's 64 rows are as many times 64.
-    return out % HIGH == 0 and n_in % 32 == 0 and blocks % 2 == 0 and blocks * HIGH <= MOST_SCALES
 
 
 @dataclass(frozen=True)
@@ -60,15 +47,15 @@ class Tile:
     """What a block of the grid makes: 64 rows of yᵀ for each of `warpgroups`, of `high` columns.
 
     Attributes:
-        scale: kind of the scales, of which a row has `blocks`.
+        shared: dtypes of what blocks of columns share, by name.
         steps: of a row; a block takes `each` of them.
         budget: bytes of shared memory, but for two steps at least.
         rounded: y is bfloat16 and not transposed; and `biased`, with what is added to it before it is rounded.
     """
 
     device: Device
-    scale: str
-    blocks: int
+    coding: Coding
+    shared: Mapping[str, Any]
     steps: int
     each: int
     high: int
@@ -82,46 +69,61 @@ class Tile:
         return self.high <= FEW
 
     @property
-    def of_step(self) -> int:
-        """Scales of a row."""
-        return COLUMNS // (32 if self.scale == "e8m0" else 16)
-
-    @property
     def ahead(self) -> int:
         """Steps that shared memory has room for; of few rows a power of two, as places are counted modulo that."""
-        one = 2 * COLUMNS * self.high + self.warpgroups * HIGH * STEP
-        beside = self.warpgroups * HIGH * (self.blocks + (2 if self.rounded else 4) * self.high)
+        one = 2 * self.coding.columns * self.high + self.warpgroups * HIGH * STEP
+        beside = self.warpgroups * HIGH * (self.coding.row_nbytes + (2 if self.rounded else 4) * self.high)
         room: int = (self.budget - beside) // one
         room = 1 << max(1, room).bit_length() - 1 if self.few else room
         return max(2, min(MOST_AHEAD if self.few else MOST_AHEAD // 2, room))
 
     def scratch(self) -> dict[str, Any]:
         """Shared memory and barriers of a block, by name."""
-        ahead, across = self.ahead, self.warpgroups
+        ahead, across, coding = self.ahead, self.warpgroups, self.coding
         y = tiled((across, self.high, HIGH), jnp.bfloat16) if self.rounded else None
-        bias = {"bias": plgpu.SMEM((across, HIGH), jnp.float32)} if self.biased else {}
+        beside: dict[str, Any] = {
+            name: plgpu.SMEM((across, coding.blocks, HIGH), kind) for name, kind in self.shared.items()
+        }
+        if self.biased:
+            beside["bias"] = plgpu.SMEM((across, HIGH), jnp.float32)
+        copies = len(self.shared) * -(-coding.blocks // BOX) + self.biased
+        if copies:
+            beside["beside there"] = plgpu.Barrier(num_arrivals=across * copies)
         return {
-            "x": tiled((ahead, self.high, COLUMNS), jnp.bfloat16),
-            "codes": plgpu.SMEM((ahead, across, HIGH, STEP), jnp.uint8),
-            "scales": plgpu.SMEM((across, self.blocks, HIGH), jnp.uint8),
-            "y": tiled((across, HIGH, self.high), jnp.float32) if y is None else y, **bias,
-            "scales there": plgpu.Barrier(num_arrivals=across * (-(-self.blocks // BOX) + self.biased)),
+            "x": tiled((ahead, self.high, coding.columns), jnp.bfloat16),
+            "codes": plgpu.SMEM((ahead, across, HIGH, STEP), jnp.uint8), **beside,
+            "y": tiled((across, HIGH, self.high), jnp.float32) if y is None else y,
             "there": plgpu.Barrier(num_arrivals=1 + across, num_barriers=ahead),
             "done": plgpu.Barrier(num_arrivals=across, num_barriers=ahead),
         }  # fmt: skip
 
+    def ring(self, smem: Refs) -> Ring:
+        return Ring(self.ahead, smem["there"], smem["done"])
 
-def arranged(x: Any) -> Any:
+
+def arranged(x: Any, coding: Coding) -> Any:
     """`[N, columns]` of `x` `[N, in]`, made longer with zeros, in the order of a step's codes in registers."""
-    x = padded(x, {1: COLUMNS})
-    # A thread of four has four words of eight codes, of which those four apart are a pair.
-    apart = x.reshape(len(x), -1, 4, 4, 2, 4)
+    x = padded(x, {1: coding.columns})
+    # A thread of four has four words, of whose codes those half a word apart are a pair.
+    apart = x.reshape(len(x), -1, 4, 4, 2, 16 // coding.of.bits)
     return apart.transpose(0, 1, 3, 5, 2, 4).reshape(x.shape)
 
 
-def products(device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any = None, *, rounded: bool = False) -> Any:
+def after(w: Any, coding: Coding) -> Any:
+    """float32 `[E, out]` that products are multiplied with, or None: of weights `[E, out, in]` second scales, and those
+    that a whole row has."""
+    found = None if w.second is None else seconds(w)
+    if coding.scale is not None:
+        return found
+    once = factor(by_row(w.scales, w.scheme, w.shape[-2]), w.scheme.scale)[..., 0]
+    return once if found is None else found * once
+
+
+def products(
+    device: Device, x: Any, w: Any, coding: Coding, high: int, matrix: Any, bias: Any = None, *, rounded: bool = False
+) -> Any:
     """`[N, out]`, float32 or, `rounded`, bfloat16, of bfloat16 `x` `[N, columns]`, `arranged`, N a multiple of `high`,
-    times matrices, transposed, of a QTensor `[E, out, in]` that `fits`, without second scales.
+    times matrices, transposed, of a QTensor `[E, out, in]` of that coding, without what comes `after`.
 
     Args:
         matrix: int32 `[N / high]`, which matrix that is for each `high` rows; where there is no such matrix, all is 0,
@@ -129,11 +131,8 @@ def products(device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any =
         bias: `[E, out]`, added before rounding; only where it is `rounded`.
         rounded: only of more than `FEW` rows.
     """
-    codes, scales, out = w.codes, w.scales, w.shape[-2]
-    if w.scheme.scale == "e4m3":
-        scales = lax.bitcast_convert_type(scales, jnp.uint8)
-    blocks = scales.shape[-1]
-    scales = scales.reshape(len(scales), out // HIGH, blocks, HIGH)  # those of 64 rows, one after the other
+    codes, out = w.codes, w.shape[-2]
+    shared = {name: _together(w.component(name), w.scheme, out) for name in coding.shared}
     if device.interpreted:  # a copy past the end gives zeros on a device alone
         codes = padded(codes, {-1: STEP})
     most, budget = next(shape for rows, shape in SHAPES.items() if high <= rows)
@@ -143,9 +142,10 @@ def products(device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any =
     splits = min(max(1, steps // LEAST_STEPS), -(-BUSY // points)) if high <= FEW else 1
     each = -(-steps // splits)
     splits = -(-steps // each)
-    tile = Tile(device, w.scheme.scale, blocks, steps, each, high, warpgroups, budget, rounded, bias is not None)
+    kinds = {name: a.dtype for name, a in shared.items()}
+    tile = Tile(device, coding, kinds, steps, each, high, warpgroups, budget, rounded, bias is not None)
     scratch = tile.scratch()
-    args = {"matrix": matrix, "x": x, "codes": codes, "scales": scales}
+    args = {"matrix": matrix, "x": x, "codes": codes, **shared}
     if bias is not None:
         args["bias"] = bias.astype(jnp.float32)
     shape, kind = ((len(x), out), jnp.bfloat16) if rounded else ((splits, out, len(x)), jnp.float32)
@@ -165,6 +165,14 @@ def products(device: Device, x: Any, w: Any, high: int, matrix: Any, bias: Any =
     return y.sum(axis=0).T if splits > 1 else y[0].T
 
 
+def _together(shared: Any, scheme: Any, out: int) -> Any:
+    """What blocks share, that of 64 rows one after the other: `[E, out / 64, blocks, 64]`."""
+    if shared.dtype.itemsize == 1:
+        shared = lax.bitcast_convert_type(shared, jnp.uint8)
+    shared = by_row(shared, scheme, out)
+    return shared.reshape(len(shared), out // HIGH, shared.shape[-1], HIGH)
+
+
 def _multiplied(t: Tile, matrices: int, gmem: Refs, smem: Refs) -> None:
     tile, out, split = (lax.axis_index(name) for name in ("tile", "out", "split"))
     mine = lax.axis_index(WARPGROUP)
@@ -177,22 +185,22 @@ def _multiplied(t: Tile, matrices: int, gmem: Refs, smem: Refs) -> None:
         if not t.few:
             plgpu.set_max_registers(registers(t.warpgroups), action="increase")
 
-        @pl.when(steps > 0)
-        def _() -> None:
-            plgpu.barrier_wait(smem["scales there"])
+        if "beside there" in smem:
 
-        def more(k: Any, total: Any) -> Any:
-            place = lax.rem(k, np.int32(t.ahead))
-            plgpu.barrier_wait(smem["there"].at[place])
-            codes = decoded(t, smem["codes"].at[place, mine], smem["scales"].at[mine], first + k)
-            total = added_transposed(t.device, total, [(codes, smem["x"].at[place])])
-            plgpu.barrier_arrive(smem["done"].at[place])
-            return total
+            @pl.when(steps > 0)
+            def _() -> None:
+                plgpu.barrier_wait(smem["beside there"])
+
+        def step(k: Any, place: Any, total: Any) -> Any:
+            shared = {name: smem[name].at[mine] for name in t.shared}
+            weights = decoded(t, smem["codes"].at[place, mine], shared, first + k)
+            return added_transposed(t.device, total, [(weights, smem["x"].at[place])])
 
         zeros = laid(t.device, jnp.zeros((HIGH, t.high), jnp.float32), ACROSS)
-        y = lax.fori_loop(0, steps, more, zeros)
-        if t.scale == "e4m3" and not t.device.interpreted:
-            y = y * bits.NVFP4_LATER
+        y = t.ring(smem).read(steps, step, zeros)
+        later = factors.later(t.coding.of, t.coding.scale)
+        if later != 1 and not t.device.interpreted:
+            y = y * later
         rows, columns = pl.ds((out * t.warpgroups + mine) * HIGH, HIGH), pl.ds(tile * t.high, t.high)
         if t.biased:
             bias = laid(t.device, smem["bias"][mine], ROWS)
@@ -220,58 +228,59 @@ def _copied(t: Tile, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], first: An
     @pl.when(steps > 0)
     def _() -> None:
         for w in range(t.warpgroups):
-            for start in range(0, t.blocks, BOX):
-                some = pl.ds(start, min(BOX, t.blocks - start))
-                theirs = gmem["scales"].at[matrix, out * t.warpgroups + w, some]
-                plgpu.copy_gmem_to_smem(theirs, smem["scales"].at[w, some], smem["scales there"])
+            for name in t.shared:
+                for start in range(0, t.coding.blocks, BOX):
+                    some = pl.ds(start, min(BOX, t.coding.blocks - start))
+                    theirs = gmem[name].at[matrix, out * t.warpgroups + w, some]
+                    plgpu.copy_gmem_to_smem(theirs, smem[name].at[w, some], smem["beside there"])
             if t.biased:
                 rows = pl.ds((out * t.warpgroups + w) * HIGH, HIGH)
-                plgpu.copy_gmem_to_smem(gmem["bias"].at[matrix, rows], smem["bias"].at[w], smem["scales there"])
+                plgpu.copy_gmem_to_smem(gmem["bias"].at[matrix, rows], smem["bias"].at[w], smem["beside there"])
 
-    def step(k: Any, carry: None) -> None:
-        place = lax.rem(k, np.int32(t.ahead))
-
-        @pl.when(k >= t.ahead)
-        def _() -> None:
-            plgpu.barrier_wait(smem["done"].at[place])
-
-        there = smem["there"].at[place]
+    def step(k: Any, place: Any, there: Any) -> None:
         for w in range(t.warpgroups):
             rows = pl.ds((out * t.warpgroups + w) * HIGH, HIGH)
             theirs = gmem["codes"].at[matrix, rows, pl.ds((first + k) * STEP, STEP)]
             plgpu.copy_gmem_to_smem(theirs, smem["codes"].at[place, w], there)
-        of_x = gmem["x"].at[pl.ds(tile * t.high, t.high), pl.ds((first + k) * COLUMNS, COLUMNS)]
+        columns = t.coding.columns
+        of_x = gmem["x"].at[pl.ds(tile * t.high, t.high), pl.ds((first + k) * columns, columns)]
         plgpu.copy_gmem_to_smem(of_x, smem["x"].at[place], there)
 
-    def end(k: Any, carry: None) -> None:
-        plgpu.barrier_wait(smem["done"].at[lax.rem(k, np.int32(t.ahead))])
-
-    lax.fori_loop(0, steps, step, None)
-    lax.fori_loop(jnp.maximum(steps - t.ahead, 0), steps, end, None)  # all that was said was heard
+    t.ring(smem).fill(steps, step)
 
 
-def decoded(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
-    """bfloat16 `[64, 128]` in registers, of step `k`: of references to its codes `[64, 64]` and to all scales of the
-    rows."""
+def decoded(t: Tile, codes: Any, shared: Refs, k: Any) -> Any:
+    """bfloat16 `[64, columns]` in registers, of step `k`: of references to its codes `[64, 64]` and to all of what the
+    blocks of the rows share."""
     if t.device.interpreted:
-        return _decoded_by_values(t, codes[...], scales[...], k)
-    found = plgpu.ShapeDtypeStruct((HIGH, COLUMNS), jnp.bfloat16, layout=ACROSS)
-    types = plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+        return _decoded_by_values(t.coding, codes[...], {name: ref[...] for name, ref in shared.items()}, k)
+    found = plgpu.ShapeDtypeStruct((HIGH, t.coding.columns), jnp.bfloat16, layout=ACROSS)
+    types = *[plgpu.RefType()] * (1 + len(shared)), plgpu.Layout.WG_SPLAT(())
     inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=found)  # type: ignore[no-untyped-call]
-    return inline(lambda _, *args: bits.decoded(t.scale, t.of_step, t.blocks, *args))(codes, scales, k)
+
+    def by_bits(_: Any, codes: Any, *more: Any) -> Any:
+        *refs, k = more
+        return bits.decoded(t.coding, codes, dict(zip(shared, refs, strict=True)), k)
+
+    return inline(by_bits)(codes, *shared.values(), k)
 
 
-def _decoded_by_values(t: Tile, codes: Any, scales: Any, k: Any) -> Any:
+def _decoded_by_values(coding: Coding, codes: Any, shared: Mapping[str, Any], k: Any) -> Any:
     """The same where kernels are interpreted."""
-    nibbles = jnp.stack([codes & 15, codes >> 4], axis=-1).astype(jnp.int32)
-    inside = jnp.arange(COLUMNS) * t.of_step // COLUMNS
-    block = jnp.minimum(k * t.of_step + inside, t.blocks - 1)
-    row = jnp.arange(HIGH)[:, None]
-    scale = scales.reshape(-1)[row * t.blocks + block[None]]
-    v = values(nibbles.reshape(HIGH, COLUMNS), "e2m1") * factor(scale, t.scale)
-    if t.scale == "e8m0":  # 2^-127 itself is subnormal
-        v = jnp.where(scale == 0, v * np.float32(0.5), v)
-    return arranged(v.astype(jnp.bfloat16))
+    width = coding.of.bits
+    apart = jnp.stack([codes >> at & (1 << width) - 1 for at in range(0, 8, width)], axis=-1).astype(jnp.int32)
+    v = values(apart.reshape(HIGH, coding.columns), coding.element)
+    if shared:
+        block = jnp.minimum((k * coding.columns + jnp.arange(coding.columns)) // coding.held, coding.blocks - 1)
+        lies = jnp.arange(HIGH)[:, None] * coding.blocks + block[None]
+        of_column = {name: a.reshape(-1)[lies] for name, a in shared.items()}
+        if "zeros" in of_column:
+            v = v - of_column["zeros"].astype(jnp.float32)
+        if coding.scale is not None:
+            v = v * factor(of_column["scales"], coding.scale)
+        if coding.scale == "e8m0":  # 2^-127 itself is subnormal
+            v = jnp.where(of_column["scales"] == 0, v * np.float32(0.5), v)
+    return arranged(v.astype(jnp.bfloat16), coding)
 
 
 def turned(device: Device, y: Any, ref: Any) -> None:
