@@ -16,6 +16,7 @@ from pipeline.calibration import LinearStatistics, Statistics
 from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, common, outward, read_nbytes_of
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.regions import ends
 from pipeline.tensors.rotation import Rotation, Turned
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
@@ -102,8 +103,8 @@ class RotatedStore(StoreView):
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
         shape = self.specs[name].shape
-        taken = dict.fromkeys(self._taken(name, normalize(box, shape)) for box in boxes)
-        return read_nbytes_of(self.store, self._of(name), list(taken))
+        taken = {ends(of): of for of in (self._taken(name, normalize(box, shape)) for box in boxes)}
+        return read_nbytes_of(self.store, self._of(name), [*taken.values()])
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The rotated box."""

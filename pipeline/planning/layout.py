@@ -83,20 +83,36 @@ def device_problems(mesh: Mesh, devices: int) -> list[Problem]:
     return [Problem("mesh.axes", f"{said}; the product must be that number, and 1 takes an axis away")]
 
 
-def divided_input(parameter: Parameter, layout: Layout, scheme: Scheme, ways: Callable[[Axes], int]) -> str | None:
+def divided_input(
+    parameter: Parameter, layout: Layout, scheme: Scheme, ways: Callable[[Axes], int], *, known: bool = False
+) -> str | None:
     """Why a device that has its part of what a weight is multiplied by cannot round that as `scheme` does: its scales
     are of other devices' parts as well. None: it can.
 
     Args:
         ways: how many parts axes of the mesh make together.
+        known: the scale of all inputs, or the second-level one, was made before; those of blocks are not.
     """
+    block = scheme.block_elems if known or scheme.second is None else 0
+    if known and not block:
+        return None
+    return _cut_input(parameter, layout, block, ways, f"scales are of {f'blocks of {block}' if block else 'a row'}")
+
+
+def divided_turn(parameter: Parameter, layout: Layout, block: int, ways: Callable[[Axes], int]) -> str | None:
+    """The same of rotating blocks of so many inputs."""
+    return _cut_input(parameter, layout, block, ways, f"blocks of {block} are rotated together")
+
+
+def _cut_input(
+    parameter: Parameter, layout: Layout, block: int, ways: Callable[[Axes], int], said: str
+) -> str | None:  # fmt: skip
+    """Why inputs cannot be divided, of which so many in a row belong together; 0: all of a row."""
     over = layout.used.axes[-1]
     here = parameter.shape[-1] // ways(over)
-    by_block = scheme.block_elems and scheme.second is None
-    if not over or (by_block and here % scheme.block_elems == 0):
+    if not over or (block and here % block == 0):
         return None
-    shared = f"blocks of {scheme.block_elems}" if by_block else "a row"
-    text = f"its input is divided over {' and '.join(over)}, {here} on each device, and scales are of {shared}"
+    text = f"its input is divided over {' and '.join(over)}, {here} on each device, and {said}"
     return f"{text}; mesh.stored divides weights and no inputs"
 
 

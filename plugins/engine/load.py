@@ -20,13 +20,13 @@ from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.inputs import InputScales
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.regions import ends, grain_of_all, overlap, portions, within
-from pipeline.tensors.rotation import Rotation
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.engine.pages import Pages
 from plugins.kernels.codecs import scales
+from plugins.mesh.collectives import over
 from plugins.mesh.place import boxes, shardings
 from plugins.mesh.store import DeviceStore
-from plugins.models.common.rounding import Fed
+from plugins.models.common.rounding import Fed, Turn
 from plugins.models.common.weights import abstract
 
 Empty = Callable[[Sequence[int], Any], Any]
@@ -96,22 +96,22 @@ def fill(
     for param in some_of_them:
         value = _placed(param, checkpoint, where, empty, cast, unpack)
         known = under is not None and all(name in under.values for name in param.names)
-        turn = _turn(checkpoint, param.names, turns=turns and isinstance(value, QTensor))
+        turn = _turn(checkpoint, param, turns=turns and isinstance(value, QTensor))
         if isinstance(value, QTensor) and (known or turn is not None):
             value = Fed.of(value, under.of(param.names) if under is not None and known else None, turn)
         param.set_value(value)
         going.add(param.spec.nbytes)
 
 
-def _turn(checkpoint: Checkpoint, names: Collection[str], *, turns: bool) -> Rotation | None:
-    """What rotates the inputs of a parameter that holds these tensors."""
+def _turn(checkpoint: Checkpoint, param: nnx.Param[Any], *, turns: bool) -> Turn | None:
+    """What rotates the inputs of a parameter."""
     found = checkpoint.turned
-    if found is None or not (mine := found.names.intersection(names)):
+    if found is None or not (mine := found.names.intersection(param.names)):
         return None
-    if not turns or len(mine) < len(names):
+    if not turns or len(mine) < len(param.names):
         text = "is rotated, and so are inputs in models that evaluate and generate, of what is packed"
         raise StageError(f"activations_rotate: {min(mine)} {text}")
-    return found.rotation
+    return Turn(found.rotation, over(param.layout, -1))
 
 
 def _placed(

@@ -13,6 +13,7 @@ Every weight is gathered by itself. The small ones of a layer as one array take 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
@@ -60,7 +61,7 @@ def gathered(w: Any, spec: TensorSpec, layout: Layout | None, rows: Axes = ()) -
     if not isinstance(w, QTensor):
         return _gathered(w, parts["values"], rows)
     found = {name: _gathered(array, parts[name], rows) for name, array in w.components.items()}
-    return QTensor(scheme=w.scheme, **found)
+    return replace(w, **found)  # whatever comes with it
 
 
 def _gathered(array: Any, layout: Layout, rows: Axes) -> Any:

@@ -53,6 +53,17 @@ def test_load_model() -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.repeats  # tests/sharding/test_rounded.py in process
+def test_calibrated_scales_of_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = ("activations=int8", "activations_scales=calibrated", "calibrate=absmax", "calibrate.windows.tokens=512")
+    typed = (*MAIN, "flow=evaluate", "quant=int8", *inputs, "evaluate.windows.tokens=512", "progress=false")
+    [alone, four] = [weightmill.run([*typed, *mesh]).results["evaluate"]["texts"] for mesh in ((), FOUR)]
+    for name, row in alone.items():
+        assert row["kl"] > 1e-4
+        assert four[name]["kl"] == pytest.approx(row["kl"], rel=0.05)  # a last bit may take inputs to the next code
+
+
 CALIBRATED = ("flow=evaluate", "quant=int4", "calibrate=imatrix", "calibrate.windows.tokens=512")
 
 

@@ -2,7 +2,8 @@
 
 Scales are of every row alone, made when it is seen; or they were calibrated, and come with the weights (`Fed`). What is
 multiplied are the values that codes and scales decode to, in the kernels' own arithmetic, so that the numbers are those
-of integer or FP8 products with exact sums. Before that inputs are rotated in blocks where their weights were.
+of integer or FP8 products with exact sums. Before that inputs are rotated in blocks where their weights were. On a mesh
+each device does that to the inputs that it has, of which no block is cut.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax.lax import Precision
+from jax import lax
 from jax.tree_util import register_pytree_node
 
 from pipeline.errors import StageError
@@ -19,6 +20,19 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.rotation import Rotation, blocks
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.quantize.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What rotates the inputs of a weight.
+
+    Attributes:
+        rotation: in blocks.
+        over: the axes of the mesh that divide these inputs, where a model runs on one.
+    """
+
+    rotation: Rotation
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,10 +45,10 @@ class Fed(QTensor):
     """
 
     inputs: float | None = None
-    turn: Rotation | None = None
+    turn: Turn | None = None
 
     @classmethod
-    def of(cls, w: QTensor, inputs: float | None, turn: Rotation | None = None) -> "Fed":
+    def of(cls, w: QTensor, inputs: float | None, turn: Turn | None = None) -> "Fed":
         return cls(w.codes, w.scales, w.scheme, w.zeros, w.second, inputs, turn)
 
     @property
@@ -55,16 +69,21 @@ def bare(w: Any) -> Any:
     return w.bare if isinstance(w, Fed) else w
 
 
-def turn_of(w: Any) -> Rotation | None:
+def turn_of(w: Any) -> Turn | None:
     """What rotates the inputs of a weight."""
     return w.turn if isinstance(w, Fed) else None
 
 
-def turned(x: Any, rotation: Rotation) -> Any:
-    """x `[…, n]`, each block of a row times its matrix, fp32."""
-    each = jnp.asarray(blocks(rotation, x.shape[-1]))
+def turned(x: Any, turn: Turn) -> Any:
+    """x `[…, n]`, each block of a row times its matrix, fp32; of a divided row the blocks that are here."""
+    parts = lax.axis_size(turn.over) if turn.over else 1
+    each = jnp.asarray(blocks(turn.rotation, x.shape[-1] * parts))
+    if turn.over:
+        each = lax.dynamic_index_in_dim(
+            each.reshape(parts, -1, *each.shape[1:]), lax.axis_index(turn.over), keepdims=False
+        )
     wide = jnp.asarray(x, jnp.float32).reshape(*x.shape[:-1], *each.shape[:2])
-    return jnp.einsum("...kb,kbc->...kc", wide, each, precision=Precision.HIGHEST).reshape(x.shape)
+    return jnp.einsum("...kb,kbc->...kc", wide, each, precision=lax.Precision.HIGHEST).reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,7 @@ class Rounder:
     recipe: Recipe
     fed: bool = False
     scale: float | None = None
-    turn: Rotation | None = None
+    turn: Turn | None = None
 
     def before(self, *ws: Any) -> "Rounder":
         """What rounds the inputs of these weights, which share them and are rotated alike."""
@@ -111,7 +130,7 @@ class Turner:
         turn: that came with a weight; None: x stays as it is.
     """
 
-    turn: Rotation | None = None
+    turn: Turn | None = None
 
     def before(self, *ws: Any) -> "Turner":
         """What rotates the inputs of these weights, which share them and are rotated alike."""

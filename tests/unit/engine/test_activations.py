@@ -95,6 +95,12 @@ def test_experts_round_what_they_are_given_and_what_they_hand_on() -> None:
 
 
 CALIBRATED = ("activations_scales=calibrated", "calibrate=absmax")
+CUT = (
+    "mesh=tensor",
+    "mesh.axes.tensor=28",
+    "mesh.rules={heads: null, kv_heads: null, vocab: null}",
+    "mesh.replicated_most=1",
+)
 TYPED = ("+model=gpt_oss", "quant=int8", "flow=generate", "prompt=a")
 
 
@@ -107,7 +113,8 @@ TYPED = ("+model=gpt_oss", "quant=int8", "flow=generate", "prompt=a")
         (("activations=auto",), "activations: "),
         (("activations=q4_k",), "activations: "),
         (("activations=int8", "mesh=tensor", "mesh.axes.tensor=2"), "over tensor, .* of a row; mesh.stored"),
-        (("activations=int8", *CALIBRATED, "mesh=data"), "activations_scales: .*for one device so far; mesh=single"),
+        (("activations=nvfp4", *CALIBRATED, *CUT), "over tensor, 8 on each device, and scales are of blocks of 16"),
+        (("activations_rotate=16", *CUT), "over tensor, 8 on each device, and blocks of 16 are rotated together; mesh"),
         (("activations=nvfp4", "flow=convert", "export=compressed_tensors"), "activations: .*input_global_scale"),
         (CALIBRATED, "calibrated ones are of what activations are rounded to"),
         (("activations=int8", "activations_scales=calibrate"), "activations_scales: .*did you mean 'calibrated'"),

@@ -16,7 +16,7 @@ from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.rotation import Turned, blocks
 from pipeline.testing.memory import MemoryStore, quantized
 from plugins.engine.load import fill
-from plugins.models.common.rounding import Fed, MatMul, MoE, Turner
+from plugins.models.common.rounding import Fed, MatMul, MoE, Turn, Turner
 from plugins.quant.gptq import Gptq
 from plugins.quant.hadamard import Hadamard
 from stages.quantize import Quantize
@@ -95,7 +95,7 @@ def test_statistics_are_of_rotated_inputs() -> None:
 
 
 def fed(shape: tuple[int, ...], seed: int = 0, by: Any = BY) -> Fed:
-    return Fed.of(quantized(INT8.scheme, shape, seed=seed), None, by)  # type: ignore[arg-type]
+    return Fed.of(quantized(INT8.scheme, shape, seed=seed), None, Turn(by))  # type: ignore[arg-type]
 
 
 def test_inputs_are_rotated_and_then_rounded_each_by_what_came_with_its_weight() -> None:
@@ -130,8 +130,11 @@ def test_what_cannot_be_is_said() -> None:
     found = coded(plain)
     with pytest.raises(PlanError, match=r"down_proj\.weight: blocks of 512 do not divide 256 channels"):
         Quantize(INT8, (Rule("quant", "*down_proj.weight"),), turn=Hadamard(512)).run(Context(Path()), plain)
-    with pytest.raises(PlanError, match="inputs are rotated on one device so far"):
-        replace(models.engine(), mesh=Mesh({"data": 2}, {"batch": "data"}, {}, 1.0)).plan(found, text=False)
+    replace(models.engine(), mesh=Mesh({"data": 2}, {"batch": "data"}, {}, 1.0)).plan(found, text=False)
+    with pytest.raises(
+        PlanError, match=r"down_proj\.weight: .* over tensor, 8 on each device, and blocks of 16 are rotated"
+    ):
+        replace(models.engine(), mesh=Mesh({"tensor": 32}, {"mlp": "tensor"}, {}, 1.0)).plan(found, text=False)
     model = models.model("llama", of=found)
     own = model.runtime._model(model.runtime._leaves)
     kernels = {"cast": models.engine().cast, "unpack": models.engine().unpack}
