@@ -96,8 +96,8 @@ class Calibrate:
     was killed goes on with the block that was not finished.
 
     Attributes:
-        engine: runs the model, a block's weights on the device at a time; of several devices each has them, and batches
-            go to one after another.
+        engine: runs the model, a block's weights on the device at a time; of several devices each has them, batches go
+            to one after another, and experts, of which XᵀX are made, are dealt out.
         texts: files, UTF-8.
         hessian: keep XᵀX as well, fp32, [in, in] of every matrix.
         samples: rows of inputs that are kept of every matrix, and of every expert, fp32.
@@ -132,10 +132,10 @@ class Calibrate:
             usage = replace(usage, text_nbytes=min(usage.text_nbytes, 4 * CHARS * self.windows.limit))
         takes = self.engine.plan(checkpoint, usage=usage)
         block, width, hessians, largest, square, sampled = _sizes(checkpoint)
-        # One block's weights in place of all; a matrix in fp32, twice, and two sums of XᵀX and a quotient; what goes
-        # into and out of the experts of a batch's tokens.
-        device = round(takes.device_nbytes * block)
-        host = takes.host_nbytes - takes.device_nbytes + device + 2 * largest + (3 * square if self.hessian else 0)
+        # On a device one block's weights in place of all; a matrix of an expert in fp32, twice, and two sums of XᵀX. On
+        # the host one that is written; what goes into and out of the experts of a batch's tokens.
+        device = round(takes.device_nbytes * block) + 2 * largest + (2 * square if self.hessian else 0)
+        host = takes.host_nbytes - takes.device_nbytes + device + (square if self.hessian else 0)
         host += self.windows.batch * self.windows.window * _routed(checkpoint)
         host += (takes.devices - 1) * device  # every device has the block, and memory of its own or the host's
         states = 3 * 4 * width * usage.tokens  # of a block what goes in, what comes out, and what is routed

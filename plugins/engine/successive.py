@@ -132,6 +132,6 @@ def _look(
     held = {p.names: p.get_value() for p in parameters(block)}
     mine = [seen for seen in told.routed if not group.isdisjoint(seen.names)]
     for seen, of in zip(mine, spilled, strict=True):
-        statistics |= experts(seen, of.x, of.live, held, hessians, 0, only=group)
+        statistics |= experts(seen, of.x, of.live, held, hessians, 0, devices=devices, only=group)
         of.gone()
     save_arrays(folder / f"{STEM}.npz", statistics)

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -135,7 +136,8 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
 
     held = {names("gate"): gate, names("up"): up, names("out"): out, ("bias",): bias}
     seen = routed.Routed((names("gate"), names("up")), (("bias",), None), names("out"), lambda g, u: abs(g) * u)
-    found = routed.experts(seen, x, live, held, routed.Hessians(tmp_path, "layers.0"), 20)
+    two = jax.devices()[:2]
+    found = routed.experts(seen, x, live, held, routed.Hessians(tmp_path, "layers.0"), 20, devices=two)
     for e in range(3):
         into = x[live[:, e]]
         inner = abs(into @ gate[e].T + bias[e]) * (into @ up[e].T)
@@ -147,6 +149,7 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
             np.testing.assert_allclose(found[f"{name}/absmax"][own], np.abs(rows).max(0, initial=0), rtol=1e-5)
             h = hessian_of(tmp_path, found, name)[own]
             np.testing.assert_allclose(h, rows.T @ rows / many, rtol=1e-3, atol=1e-4)
+            np.testing.assert_array_equal(h, h.T)
             sample = found[f"{name}/sample"][own]
             wanted = rows[np.linspace(0, len(rows) - 1, 20).astype(int)] if len(rows) else np.zeros_like(sample)
             np.testing.assert_allclose(sample, wanted, rtol=1e-3, atol=1e-4)
@@ -167,8 +170,8 @@ def test_a_last_batch_may_have_fewer_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", [{"data": 3}, {"data": 2, "expert": 2}])
 def test_batches_on_several_devices_give_the_same_bytes(axes: dict[str, int], tmp_path: Path) -> None:
     _, wanted = whole(batch=1)
-    ran = set[Any]()
-    program = observe.program
+    ran, looked = set[Any](), set[Any]()
+    program, through = observe.program, routed._through
 
     def watched(*args: Any, **kept: Any) -> Any:
         step, told = program(*args, **kept)
@@ -178,8 +181,10 @@ def test_batches_on_several_devices_give_the_same_bytes(axes: dict[str, int], tm
     several = replace(model_runs.engine(), mesh=mesh)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(observe, "program", watched)
+        patch.setattr(routed, "_through", lambda s, x, *r, **o: (looked.update(x.devices()), through(s, x, *r, **o))[1])
         patch.setattr(observe, "arrange", lambda mesh, devices: arrange(mesh, devices[: mesh.size]))
         assert observed(tmp_path / "several", several, batch=1) == wanted
     assert len(ran) == mesh.size
+    assert looked == ran, "experts are dealt out to all"
     with pytest.raises(PlanError, match=r"= 3 devices, and there are|= 16 devices, and there are"):
         observed(tmp_path / "other", replace(several, mesh=Mesh({"data": 16 if mesh.size == 4 else 3})))
