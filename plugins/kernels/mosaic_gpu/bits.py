@@ -22,7 +22,7 @@ def decoded(coding: Coding, codes: Any, shared: dict[str, Any], k: Any) -> Any:
     eight, of rows r and r + 8.
 
     Args:
-        codes, shared: shared memory `[64, 64]`, and by name, of `[64, blocks]`, row after row.
+        codes, shared: shared memory `[64, 64]`, and by name, `[64, Coding.across]`, row after row.
         k: the number of the step.
     """
     i32 = ir.IntegerType.get_signless(32)
@@ -69,8 +69,10 @@ def _blocks(coding: Coding, k: Any, q: Any) -> list[Any]:
 
 def _found(coding: Coding, ref: Any, name: str, row: Any, blocks: list[Any]) -> list[Any]:
     """A word of what each of `blocks` of a row has."""
-    nbytes = coding.shared[name]
-    start = arith.muli(row, number(coding.blocks))
+    nbytes, across = coding.shared[name], coding.across(name)
+    start = arith.muli(row, number(across))
+    if coding.by_step:
+        blocks = [arith.andi(block, number(across - 1)) for block in blocks]
     return [words.loaded(ref, arith.muli(arith.addi(start, block), number(nbytes)), nbytes) for block in blocks]
 
 

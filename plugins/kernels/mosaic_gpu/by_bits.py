@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from plugins.kernels.mosaic_gpu import bits, factors
-from plugins.kernels.mosaic_gpu.coding import STEP, Coding
+from plugins.kernels.mosaic_gpu.coding import PART, STEP, Coding
 from plugins.kernels.mosaic_gpu.launch import COPIES, SWIZZLE, WARPGROUP, Device, registers, tiled
 from plugins.kernels.mosaic_gpu.products import ACROSS, HIGH, ROWS, added_transposed, laid
 from plugins.kernels.mosaic_gpu.ring import Ring
@@ -71,9 +71,11 @@ class Tile:
     @property
     def ahead(self) -> int:
         """Steps that shared memory has room for; of few rows a power of two, as places are counted modulo that."""
-        one = 2 * self.coding.columns * self.high + self.warpgroups * HIGH * STEP
-        beside = self.warpgroups * HIGH * (self.coding.row_nbytes + (2 if self.rounded else 4) * self.high)
-        room: int = (self.budget - beside) // one
+        beside = (2 if self.rounded else 4) * self.high
+        by_step = PART * len(self.shared) if self.coding.by_step else 0
+        whole = 0 if self.coding.by_step else self.coding.row_nbytes
+        one = 2 * self.coding.columns * self.high + self.warpgroups * HIGH * (STEP + by_step)
+        room: int = (self.budget - self.warpgroups * HIGH * (whole + beside)) // one
         room = 1 << max(1, room).bit_length() - 1 if self.few else room
         return max(2, min(MOST_AHEAD if self.few else MOST_AHEAD // 2, room))
 
@@ -81,19 +83,21 @@ class Tile:
         """Shared memory and barriers of a block, by name."""
         ahead, across, coding = self.ahead, self.warpgroups, self.coding
         y = tiled((across, self.high, HIGH), jnp.bfloat16) if self.rounded else None
-        beside: dict[str, Any] = {
-            name: plgpu.SMEM((across, coding.blocks, HIGH), kind) for name, kind in self.shared.items()
-        }
+        beside: dict[str, Any] = {}
+        for name, kind in self.shared.items():
+            of = (ahead, across, HIGH, coding.across(name)) if coding.by_step else (across, coding.blocks, HIGH)
+            beside[name] = plgpu.SMEM(of, kind)
         if self.biased:
             beside["bias"] = plgpu.SMEM((across, HIGH), jnp.float32)
-        copies = len(self.shared) * -(-coding.blocks // BOX) + self.biased
+        each = 1 + len(self.shared) if coding.by_step else 1
+        copies = self.biased if coding.by_step else len(self.shared) * -(-coding.blocks // BOX) + self.biased
         if copies:
             beside["beside there"] = plgpu.Barrier(num_arrivals=across * copies)
         return {
             "x": tiled((ahead, self.high, coding.columns), jnp.bfloat16),
             "codes": plgpu.SMEM((ahead, across, HIGH, STEP), jnp.uint8), **beside,
             "y": tiled((across, HIGH, self.high), jnp.float32) if y is None else y,
-            "there": plgpu.Barrier(num_arrivals=1 + across, num_barriers=ahead),
+            "there": plgpu.Barrier(num_arrivals=1 + across * each, num_barriers=ahead),
             "done": plgpu.Barrier(num_arrivals=across, num_barriers=ahead),
         }  # fmt: skip
 
@@ -132,7 +136,7 @@ def products(
         rounded: only of more than `FEW` rows.
     """
     codes, out = w.codes, w.shape[-2]
-    shared = {name: _together(w.component(name), w.scheme, out) for name in coding.shared}
+    shared = {name: _shared(w.component(name), w.scheme, out, coding) for name in coding.shared}
     if device.interpreted:  # a copy past the end gives zeros on a device alone
         codes = padded(codes, {-1: STEP})
     most, budget = next(shape for rows, shape in SHAPES.items() if high <= rows)
@@ -165,12 +169,13 @@ def products(
     return y.sum(axis=0).T if splits > 1 else y[0].T
 
 
-def _together(shared: Any, scheme: Any, out: int) -> Any:
-    """What blocks share, that of 64 rows one after the other: `[E, out / 64, blocks, 64]`."""
+def _shared(shared: Any, scheme: Any, out: int, coding: Coding) -> Any:
+    """What blocks share as it is copied: `[E, out, blocks]`, or that of 64 rows one after the other, `[E, out / 64,
+    blocks, 64]`."""
     if shared.dtype.itemsize == 1:
         shared = lax.bitcast_convert_type(shared, jnp.uint8)
     shared = by_row(shared, scheme, out)
-    return shared.reshape(len(shared), out // HIGH, shared.shape[-1], HIGH)
+    return shared if coding.by_step else shared.reshape(len(shared), out // HIGH, shared.shape[-1], HIGH)
 
 
 def _multiplied(t: Tile, matrices: int, gmem: Refs, smem: Refs) -> None:
@@ -192,7 +197,8 @@ def _multiplied(t: Tile, matrices: int, gmem: Refs, smem: Refs) -> None:
                 plgpu.barrier_wait(smem["beside there"])
 
         def step(k: Any, place: Any, total: Any) -> Any:
-            shared = {name: smem[name].at[mine] for name in t.shared}
+            at = (place, mine) if t.coding.by_step else (mine,)
+            shared = {name: smem[name].at[at] for name in t.shared}
             weights = decoded(t, smem["codes"].at[place, mine], shared, first + k)
             return added_transposed(t.device, total, [(weights, smem["x"].at[place])])
 
@@ -228,7 +234,7 @@ def _copied(t: Tile, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], first: An
     @pl.when(steps > 0)
     def _() -> None:
         for w in range(t.warpgroups):
-            for name in t.shared:
+            for name in () if t.coding.by_step else t.shared:
                 for start in range(0, t.coding.blocks, BOX):
                     some = pl.ds(start, min(BOX, t.coding.blocks - start))
                     theirs = gmem[name].at[matrix, out * t.warpgroups + w, some]
@@ -242,6 +248,11 @@ def _copied(t: Tile, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], first: An
             rows = pl.ds((out * t.warpgroups + w) * HIGH, HIGH)
             theirs = gmem["codes"].at[matrix, rows, pl.ds((first + k) * STEP, STEP)]
             plgpu.copy_gmem_to_smem(theirs, smem["codes"].at[place, w], there)
+            for name in t.shared if t.coding.by_step else ():
+                across = t.coding.across(name)
+                part = lax.div((first + k) * np.int32(t.coding.columns), np.int32(t.coding.held * across))
+                theirs = gmem[name].at[matrix, rows, pl.ds(part * across, across)]
+                plgpu.copy_gmem_to_smem(theirs, smem[name].at[place, w], there)
         columns = t.coding.columns
         of_x = gmem["x"].at[pl.ds(tile * t.high, t.high), pl.ds((first + k) * columns, columns)]
         plgpu.copy_gmem_to_smem(of_x, smem["x"].at[place], there)
@@ -272,8 +283,10 @@ def _decoded_by_values(coding: Coding, codes: Any, shared: Mapping[str, Any], k:
     v = values(apart.reshape(HIGH, coding.columns), coding.element)
     if shared:
         block = jnp.minimum((k * coding.columns + jnp.arange(coding.columns)) // coding.held, coding.blocks - 1)
-        lies = jnp.arange(HIGH)[:, None] * coding.blocks + block[None]
-        of_column = {name: a.reshape(-1)[lies] for name, a in shared.items()}
+        of_column = {}
+        for name, a in shared.items():
+            across = coding.across(name)
+            of_column[name] = a.reshape(HIGH, across)[:, block % across if coding.by_step else block]
         if "zeros" in of_column:
             v = v - of_column["zeros"].astype(jnp.float32)
         if coding.scale is not None:

@@ -1,6 +1,6 @@
 """Which packed weights are decoded by bits (`by_bits.py`), and how what belongs to them lies in shared memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from plugins.kernels.mosaic_gpu.factors import NBYTES
 from plugins.kernels.mosaic_gpu.products import HIGH
 
 STEP: Final = 64  # bytes of a row of codes in a step
-MOST_SHARED: Final = 32 << 10  # bytes of what 64 rows share, which shared memory has all of
+MOST_SHARED: Final = 32 << 10  # bytes of what blocks of 64 rows share, up to which shared memory has all of it
+PART: Final = 16  # bytes of a row's, of what is copied step by step instead: the least that a copy takes
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Coding:
         scale: kind of the scales that codes are multiplied by; None: products are, afterwards, or nothing is.
         zero: whether there are zero points.
         held: columns that share a scale and a zero point, of which a row has `blocks`; both 0 where there are none.
+        by_step: whether scales and zero points are copied with the codes of a step; those of all steps before.
     """
 
     element: str
@@ -30,6 +32,7 @@ class Coding:
     zero: bool
     held: int
     blocks: int
+    by_step: bool = False
 
     @property
     def of(self) -> Element:
@@ -51,6 +54,10 @@ class Coding:
         """Of what blocks share."""
         return self.blocks * sum(self.shared.values())
 
+    def across(self, name: str) -> int:
+        """Of how many blocks of a row shared memory has what they share."""
+        return PART // self.shared[name] if self.by_step else self.blocks
+
 
 def coding_of(scheme: Scheme, dtype: Any, out: int, n_in: int) -> Coding | None:
     """That of weights `[…, out, n_in]`, for x of `dtype`; None where they are not decoded by bits."""
@@ -69,6 +76,10 @@ def coding_of(scheme: Scheme, dtype: Any, out: int, n_in: int) -> Coding | None:
     if held & (held - 1) or held * of.bits < 32 or n_in % held:
         return None
     coding = Coding(scheme.element, scheme.scale, scheme.zero is not None, held, n_in // held)
-    if any(coding.blocks * nbytes % 2 for nbytes in coding.shared.values()):
+    shared = coding.shared.values()
+    if coding.row_nbytes * HIGH <= MOST_SHARED and not any(coding.blocks * nbytes % 2 for nbytes in shared):
+        return coding
+    of_step = max(1, coding.columns // held)
+    if any(coding.blocks * nbytes % PART or of_step * nbytes > PART for nbytes in shared):
         return None
-    return coding if coding.row_nbytes * HIGH <= MOST_SHARED else None
+    return replace(coding, by_step=True)

@@ -24,6 +24,7 @@ from pipeline.testing.model_op import ModelOpContract, agree
 from plugins.kernels.attention.mosaic_gpu import _reach
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
+from plugins.kernels.mosaic_gpu import coding
 from plugins.kernels.mosaic_gpu.coding import coding_of
 from plugins.kernels.mosaic_gpu.interpreted import races
 from tests.cases.model_runs import quick_compilation
@@ -184,11 +185,32 @@ def test_matmul_of_a_few_rows_whose_last_step_is_not_full(name: str) -> None:
     assert raced == []
 
 
+@pytest.mark.brief("nvfp4")
+@pytest.mark.parametrize("name", ["nvfp4", "uint4 with zero", "int4, blocks of 32"])
+def test_what_blocks_share_may_come_with_their_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where rows are long; of a few tokens, and of many, whose rows are rounded in the kernel."""
+    monkeypatch.setattr(coding, "MOST_SHARED", 0)
+    rng, scheme = rng_of(name), BY_BITS[name]
+    n_in = 32 * scheme.block_elems
+    assert coding_of(scheme, jnp.bfloat16, 64, n_in).by_step  # type: ignore[union-attr]
+    w_in, w_out = quantized(scheme, (2, 64, n_in)), quantized(scheme, (2, 64, 64), seed=1)
+    for tokens in (1, 70):
+        x = (normal(rng, tokens, n_in) / 16).astype(BF16)
+        chosen = (np.arange(tokens, dtype=np.int32) % 2)[:, None]
+        args = x, chosen, np.ones((tokens, 1), np.float32), (w_in,), (None,), w_out, None
+        with races() as raced:
+            found = jax.block_until_ready(jax.jit(partial(load("moe", "mosaic_gpu"), activation=jnp.tanh))(*args))
+        agree(np.asarray(jax.jit(partial(load("moe", "xla"), activation=jnp.tanh))(*args)), np.asarray(found))
+        assert raced == []
+
+
 def test_which_weights_are_decoded_by_bits() -> None:
     """Others are too, in a way that is slower: what their shape says, and what shared memory has no room for."""
     int4 = SCHEMES["int4 a group"]
-    assert coding_of(int4, jnp.bfloat16, 128, 8192) is not None
-    assert coding_of(int4, jnp.bfloat16, 128, 8192 + 32) is None  # 257 scales of two bytes, 64 rows of them
+    for n_in, by_step in ((8192, False), (8192 + 256, True)):
+        assert coding_of(int4, jnp.bfloat16, 128, n_in).by_step == by_step  # type: ignore[union-attr]
+    assert coding_of(int4, jnp.bfloat16, 128, 8192 + 32) is None  # 257 scales of two bytes, of no 16 bytes a row
+    assert coding_of(Scheme("int4", 16, "f32"), jnp.bfloat16, 128, 8192) is None  # eight of four bytes a step
     assert coding_of(int4, jnp.float16, 128, 1024) is None
     assert coding_of(int4, jnp.bfloat16, 100, 1024) is None
     assert coding_of(MXFP4, jnp.bfloat16, 128, 96) is None  # three scales of a byte: of 64 rows no 128 bytes

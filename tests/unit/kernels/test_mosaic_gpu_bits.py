@@ -3,7 +3,7 @@ interpreter runs MLIR, so that each operation stands here for itself, on the reg
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,16 +181,23 @@ def of_registers(registers: Any) -> Any:
 def decoded(coding: Coding, codes: Any, shared: dict[str, Any], k: int) -> Any:
     """float32 `[64, columns]` of step `k`."""
     step = SimpleNamespace(registers=np.array(word(k)[:1]))
+    if coding.by_step:
+        across = {name: coding.across(name) for name in shared}
+        part = {name: k * coding.columns // coding.held // n * n for name, n in across.items()}
+        shared = {name: a[:, part[name] : part[name] + across[name]] for name, a in shared.items()}
     memory = {name: np.ascontiguousarray(a).reshape(-1).view(np.uint8) for name, a in shared.items()}
     found = of_registers(bits.decoded(coding, codes.reshape(-1), memory, step)).astype(np.float32)
     return found * factors.later(coding.of, coding.scale)
 
 
-def beside_the_definition(scheme: Scheme, columns: int, **shared: Any) -> Iterator[tuple[Any, Any]]:
+def beside_the_definition(
+    scheme: Scheme, columns: int, by_step: bool = False, **shared: Any
+) -> Iterator[tuple[Any, Any]]:
     """float32 `[64, columns of a step]`, ours and the definition's, of all steps: of 64 rows under what is `shared`,
     `[64, blocks]`, with every byte of codes at every place of a step. The last one may have columns past the end."""
     coding = coding_of(scheme, BF16, HIGH, columns)
     assert coding is not None
+    coding = replace(coding, by_step=by_step)
     step, every = coding.columns, np.arange(256, dtype=np.uint8)
     for k in range(-(-columns // step)):
         block = np.minimum((k * step + np.arange(step)) // (coding.held or columns), max(1, coding.blocks) - 1)
@@ -223,6 +230,7 @@ def test_every_code_under_every_scale_of_a_byte(scheme: Scheme) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+UINT4 = Scheme("uint4", 32, "bf16", zero="int")
 INTEGERS = ("int4", "uint4", "int8", "uint8")
 
 
@@ -247,6 +255,21 @@ def test_every_code_under_scales_that_are_floats(element: str, scale: str) -> No
         some, different = some + finite.sum(), different + (off > 0).sum()
     exact = scale == "bf16" or (scale == "f16" and element in ("int4", "e2m1", "e4m3"))
     assert different <= (0 if exact else some / 100)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "blocks"), [(Scheme("e2m1", 16, "e4m3"), 32), (Scheme("int4", 128, "bf16"), 16), (UINT4, 32)],
+    ids=lambda of: getattr(of, "element", of),
+)  # fmt: skip
+def test_what_blocks_share_may_come_with_their_step(scheme: Scheme, blocks: int) -> None:
+    """16 bytes a row, which are of one step, or of several."""
+    drawn = np.random.default_rng(0)
+    kind = ml_dtypes.float8_e4m3fn if scheme.scale == "e4m3" else BF16
+    shared = {"scales": np.exp(drawn.uniform(-3, 3, (HIGH, blocks))).astype(kind)}
+    if scheme.zero:
+        shared["zeros"] = drawn.integers(0, 256, (HIGH, blocks)).astype(np.uint8)
+    for found, wanted in beside_the_definition(scheme, blocks * scheme.block_elems, by_step=True, **shared):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("element", ["int4", "int8", "mxint8", "e2m1", "e4m3", "e5m2"])

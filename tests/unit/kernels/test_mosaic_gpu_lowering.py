@@ -7,6 +7,7 @@ that it is right, which the corpus says interpreted (tests/unit/kernels/test_mos
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,11 @@ def configurations() -> Iterator[Any]:
         w_in, w_out = quantized(scheme, (5, 192, 640)), quantized(scheme, (5, 640, 96 * 2))
         for tokens in (1, 256):
             yield f"moe, {name}, {tokens}", _moe, (shaped(tokens, 640), w_in, w_out), None
+    for name, n_in in (("nvfp4", 14336), ("uint4 with zero", 14336)):  # whose scales are copied step by step
+        w = quantized(SCHEMES[name], (64, n_in))
+        yield f"matmul, {name}, long rows, 1", matmul, (shaped(1, n_in), w), None
+        w_in, w_out = quantized(SCHEMES[name], (2, 64, n_in)), quantized(SCHEMES[name], (2, 64, 64))
+        yield f"moe, {name}, long rows, 256", _moe, (shaped(256, n_in), w_in, w_out), None
     packed = tuple(shaped(2, 200, n, 64) for n in (4, 2, 2))
     yield "attention, segments", _of_documents, packed, None
 
@@ -146,17 +152,19 @@ def test_products_fit_shared_memory(name: str, step: int, high: int, warpgroups:
 
 
 @pytest.mark.parametrize("high", [8, 32, 128])
+@pytest.mark.parametrize("by_step", [False, True])
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4 a group", "e4m3 a matrix", "int8, f32"])
 @pytest.mark.brief
-def test_products_by_bits_fit_shared_memory(name: str, high: int) -> None:
+def test_products_by_bits_fit_shared_memory(name: str, high: int, by_step: bool) -> None:
     """With as much of what rows share as is taken."""
     scheme = {**SCHEMES, **MORE}[name]
     n_in = 256
-    while scheme.block_elems and coding_of(scheme, jnp.bfloat16, 128, 2 * n_in) is not None:
+    while scheme.block_elems and not coding_of(scheme, jnp.bfloat16, 128, 2 * n_in).by_step:  # type: ignore[union-attr]
         n_in *= 2
     coding = coding_of(scheme, jnp.bfloat16, 128, n_in)
     assert coding is not None
-    assert coding.row_nbytes in (0, 512)
+    assert coding.row_nbytes == (512 if scheme.block_elems else 0)
+    coding = replace(coding, by_step=by_step and scheme.block_elems > 0)
     most, budget = next(shape for rows, shape in SHAPES.items() if high <= rows)
     kinds = dict.fromkeys(coding.shared, {"f32": F32, "bf16": jnp.bfloat16}.get(scheme.scale, jnp.uint8))
     tile = Tile(Device("cuda", False), coding, kinds, 99, 9, high, most, budget, False, False)
