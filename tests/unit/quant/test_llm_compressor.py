@@ -1,7 +1,7 @@
 """GPTQ of ours beside what llm-compressor made of the same model, token ids and settings, as recorded.
 
 A whole run of each: ours with `calibrate.sequential=blocks`, which is how llm-compressor goes through a model. What is
-not theirs is XᵀX and its factor in fp32, and the order of sums.
+not theirs is XᵀX and its factor in fp32, and the order of sums. And what its AWQ changes beside matrices is read.
 """
 
 import json
@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import pipeline
+from pipeline.bench.quality import Given
+from pipeline.ops import Kernel
+from pipeline.stage import Context
 from pipeline.tensors.spec import TensorSpec
+from plugins.bench.llm_compressor import LlmCompressor
+from plugins.formats.compressed_tensors.dialect import CompressedTensors
+from plugins.formats.safetensors.container import SafeTensors
+from plugins.formats.safetensors.plain import Plain
+from stages.load import Load
 from tests.cases.my_llama import TEXT, TINY
 from tests.cases.tokenizers import tokenizer
 
@@ -137,3 +145,49 @@ def test_columns_in_order_begin_as_those_of_llm_compressor(
     for name, theirs, own in both(recorded, found, "in_order", "weight_packed"):
         if ".layers.0." in name:
             np.testing.assert_array_equal(codes(own)[:, :GROUP], codes(theirs)[:, :GROUP], err_msg=name)
+
+
+def scaled(source: Path, folder: Path) -> Path:
+    """The model as AWQ leaves it before it rounds: norms divided by factors, what multiplies them times those."""
+    shutil.copytree(source, folder)
+    tensors, rng = load_file(source / "model.safetensors"), np.random.default_rng(1)
+    for i in range(LAYERS):
+        for norm, parts in {
+            "input_layernorm": [f"self_attn.{p}_proj" for p in "qkv"],
+            "post_attention_layernorm": ["mlp.gate_proj", "mlp.up_proj"],
+        }.items():
+            by = np.exp(0.4 * rng.standard_normal(HIDDEN)).astype(np.float32)
+            tensors[f"model.layers.{i}.{norm}.weight"] /= by
+            for part in parts:
+                tensors[f"model.layers.{i}.{part}.weight"] *= by
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_norms_that_awq_has_changed_are_read_with_the_matrices(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices as compressed-tensors has them, norms as values: what is scored is both, and nothing else changed."""
+    place, written = scaled(source, tmp_path / "scaled"), tmp_path / "written"
+    pipeline.run([
+        "+model=llama", f"model.source={place}", "flow=convert", "stages.decode.dtype=keep", "quant=int8",
+        f"quant.block_elems={GROUP}", "quant.scale=f32", "export=compressed_tensors",
+        f"export.path={written}", f"paths.outputs={tmp_path}",
+    ], progress=False)  # fmt: skip
+    monkeypatch.setattr(LlmCompressor, "compress", lambda self, source, out, *_: shutil.copytree(written, out))
+    load = Load(str(source), (SafeTensors(),), (CompressedTensors(), Plain()))
+    plain = load.run(Context(tmp_path))
+    room = tmp_path / "room"
+    room.mkdir()
+    found = LlmCompressor("awq").rounded(plain, [*matrices()], Given(source, []), room)
+    norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(LAYERS) for n in ("input", "post_attention")]
+    assert sorted(found.changed) == norms
+    was, store = load_file(source / "model.safetensors"), found.checkpoint.store
+    now = load_file(place / "model.safetensors")
+    for name in norms:
+        assert store.read(name).tobytes() == now[name].tobytes() != was[name].tobytes()
+        part = name.replace("input_layernorm", "self_attn.q_proj").replace("post_attention_layernorm", "mlp.up_proj")
+        matrix = Kernel("dequantize", ("numpy",))(store.read(part), "F32")
+        product, wanted = matrix * store.read(name), was[part] * was[name]
+        assert np.linalg.norm(product - wanted) < 0.05 * np.linalg.norm(wanted)
+        assert np.linalg.norm(matrix * was[name] - wanted) > 0.2 * np.linalg.norm(wanted), "the norm makes the product"
