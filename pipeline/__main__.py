@@ -3,9 +3,9 @@
 Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
 `explain KEY` says what a group, an option or a setting is;
 `chat` loads the model and talks; `convert`, `evaluate`, `generate` and `chat SOURCE` say their words as overrides;
-`gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how kernels had best divide their work
-on this machine, and which are fastest on its GPU; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`,
-`new-kernel` and `new-family` such plugins.
+`gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how kernels had best divide their
+work on this machine, and which are fastest on its GPU; `new-stage NAME` writes a stage to start from, and
+`new-method`, `new-dialect`, `new-kernel` and `new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
 7 checkpoints or runs differ, 9 `compare` found what got worse by too much, 129 the terminal was closed,
 130 interrupted, 141 nobody reads stdout, 143 terminated.
