@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from plugins.kernels.mosaic_gpu import elements, words
+from plugins.kernels.mosaic_gpu import words
 from plugins.kernels.mosaic_gpu.coding import STEP, Coding
-from plugins.kernels.mosaic_gpu.factors import enlarged, scaled
+from plugins.kernels.mosaic_gpu.elements import without_zeros
+from plugins.kernels.mosaic_gpu.factors import scaled
 from plugins.kernels.mosaic_gpu.launch import SWIZZLE
 from plugins.kernels.mosaic_gpu.products import HIGH
 from plugins.kernels.mosaic_gpu.words import arith, ir, llvm, number, shifted
@@ -33,20 +34,17 @@ def decoded(coding: Coding, codes: Any, shared: dict[str, Any], k: Any) -> Any:
     blocks = _blocks(coding, k, q)
     vector = ir.VectorType.get((4,), i32)
     pairs: list[Any] = []
-    scales: list[Any] = []
+    found: dict[str, list[Any]] = {name: [] for name in shared}
     for half in range(2):
         mine = arith.addi(row, number(8 * half))
         at = arith.addi(arith.muli(mine, number(STEP)), arith.muli(q, number(16)))
         four = llvm.load(vector, words.place(codes, at), alignment=16)
-        of_row = [pair for n in range(4) for pair in coding.of.pairs(llvm.extractelement(four, number(n)))]
-        found = {name: _found(coding, ref, name, mine, blocks) for name, ref in shared.items()}
-        if coding.zero:
-            zeros = [elements.whole(byte, coding.of.offset) for byte in found["zeros"]]
-            of_row = [words.less(pair, zeros[n * len(zeros) // len(of_row)]) for n, pair in enumerate(of_row)]
-        pairs += scaled(coding.of, coding.scale, of_row, found.get("scales", ()))
-        scales += found.get("scales", ())
-    if coding.scale == "e8m0":
-        pairs = enlarged(coding.of.power, pairs, scales)
+        pairs += [pair for n in range(4) for pair in coding.of.pairs(llvm.extractelement(four, number(n)))]
+        for name, ref in shared.items():
+            found[name] += _found(coding, ref, name, mine, blocks)
+    if coding.zero:
+        pairs = without_zeros(coding.of, pairs, found["zeros"])
+    pairs = scaled(coding.of, coding.scale, pairs, found.get("scales", []))
     made = np.empty(mgpu.WGMMA_LAYOUT.registers_shape((HIGH, coding.columns)), dtype=object)
     two = ir.VectorType.get((2,), ir.BF16Type.get())
     for n, pair in enumerate(pairs):

@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 from plugins.kernels.mosaic_gpu import words
-from plugins.kernels.mosaic_gpu.words import BOTH, arith, masked, number, shifted
+from plugins.kernels.mosaic_gpu.words import BOTH, arith, masked, number, shifted, twice
 
 ONES: Final = 128  # from it on a bfloat16 of that exponent, 0x4300, counts ones
 COUNTS: Final = 0x4300
-_MINUS_ONES: Final = 0xC300  # -128
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Element:
 
     Attributes:
         bits: of a code.
-        pairs: of a word, one for each code of its half, 2^-`power` times what codes say, less `offset`.
+        pairs: of a word, one for each code of its half, 2^-`power` times what codes say less `offset`.
     """
 
     bits: int
@@ -45,13 +44,13 @@ def _e2m1(word: Any) -> list[Any]:
     return found
 
 
-def _four_bits(word: Any, signed: bool) -> list[Any]:
-    flipped = 8 if signed else 0  # makes of two's complement what counts from -8
-    found = []
-    for n in range(4):
-        ones = arith.xori(masked(shifted(word, -4 * n), 0x000F), number((COUNTS | flipped) * BOTH))
-        found.append(words.less(ones, number((COUNTS | flipped) * BOTH)))
-    return found
+def _counted(word: Any, flipped: int) -> list[Any]:
+    return [arith.xori(masked(shifted(word, -4 * n), 0x000F), number((COUNTS | flipped) * BOTH)) for n in range(4)]
+
+
+def _int4(word: Any) -> list[Any]:
+    from_least = 8  # which makes of two's complement what counts from -8
+    return [words.less(ones, number((COUNTS | from_least) * BOTH)) for ones in _counted(word, from_least)]
 
 
 def _eight_bits(word: Any, signed: bool) -> list[Any]:
@@ -72,17 +71,32 @@ def _float8(word: Any, kind: str) -> list[Any]:
 
 ELEMENTS: Final = {
     "e2m1": Element(4, _e2m1, power=126),
-    "int4": Element(4, partial(_four_bits, signed=True)),
-    "uint4": Element(4, partial(_four_bits, signed=False)),
+    "int4": Element(4, _int4),
+    "uint4": Element(4, partial(_counted, flipped=0), offset=-ONES),
     "int8": Element(8, partial(_eight_bits, signed=True)),
-    "uint8": Element(8, partial(_eight_bits, signed=False), offset=128),
+    "uint8": Element(8, partial(_eight_bits, signed=False), offset=ONES),
     "mxint8": Element(8, partial(_eight_bits, signed=True), power=-6),
     "e4m3": Element(8, partial(_float8, kind="e4m3")),
     "e5m2": Element(8, partial(_float8, kind="e5m2")),
 }
 
 
-def whole(byte: Any, offset: int) -> Any:
-    """Two bfloat16, alike: an unsigned byte less `offset`."""
-    less_128 = _eight_bits(words.twice(byte), signed=False)[0]
-    return less_128 if offset == ONES else words.less(less_128, number(_MINUS_ONES * BOTH))
+def without_zeros(element: Element, pairs: list[Any], zeros: list[Any]) -> list[Any]:
+    """Pairs of what codes say less their zero points, as many of each of `zeros`, which are bytes."""
+
+    def less(them: list[Any], each: list[Any]) -> list[Any]:
+        return [words.less(pair, each[n * len(each) // len(them)]) for n, pair in enumerate(them)]
+
+    less_ones = [_eight_bits(twice(byte), signed=False)[0] for byte in zeros]
+    if element.offset == ONES:
+        return less(pairs, less_ones)
+
+    def of_large() -> list[Any]:
+        ones, minus_ones = number(COUNTS * BOTH), number((COUNTS | 0x8000) * BOTH)
+        return less(less(pairs, [ones]), [words.less(zero, minus_ones) for zero in less_ones])
+
+    # 128 more than a zero point is a bfloat16 if that is less than 128, and codes of four bits have none of more.
+    large = [words.above(byte, ONES - 1) for byte in zeros]
+    return words.if_any(
+        large, len(pairs), of_large, lambda: less(pairs, [twice(arith.ori(byte, number(COUNTS))) for byte in zeros])
+    )

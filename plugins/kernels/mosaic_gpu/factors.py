@@ -16,7 +16,7 @@ import numpy as np
 from plugins.kernels.codecs.mx import E8M0_NAN
 from plugins.kernels.mosaic_gpu import words
 from plugins.kernels.mosaic_gpu.elements import Element
-from plugins.kernels.mosaic_gpu.words import BOTH, INFINITY, NAN, arith, chosen, multiplied, number, power, scf, twice
+from plugins.kernels.mosaic_gpu.words import BOTH, INFINITY, NAN, arith, chosen, multiplied, number, power, twice
 
 NBYTES: Final = {"e8m0": 1, "e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}
 MOST_OF_E4M3: Final = 118  # 2^118 times 448 is a bfloat16, 2^119 times it is none
@@ -28,14 +28,15 @@ def later(element: Element, kind: str | None) -> Any:
 
 
 def scaled(element: Element, kind: str | None, pairs: list[Any], scales: Sequence[Any]) -> list[Any]:
-    """`pairs` of a row, as many of each scale.
+    """`pairs`, as many of each scale.
 
     Args:
         scales: a word of what each is in memory.
     """
     if kind in ("e8m0", "e4m3"):
         of = [_e4m3(word) if kind == "e4m3" else _e8m0(word, element.power) for word in scales]
-        return [multiplied(pair, of[n * len(of) // len(pairs)]) for n, pair in enumerate(pairs)]
+        pairs = [multiplied(pair, of[n * len(of) // len(pairs)]) for n, pair in enumerate(pairs)]
+        return _enlarged(element.power, pairs, scales) if kind == "e8m0" and element.power > 0 else pairs
     if element.power:
         pairs = [multiplied(pair, power(element.power)) for pair in pairs]
     if kind is None:
@@ -74,26 +75,20 @@ def _e8m0(byte: Any, lacking: int) -> Any:
     return multiplied(two, power(lacking)) if lacking else two
 
 
-def enlarged(lacking: int, pairs: list[Any], scales: list[Any]) -> list[Any]:
-    """`pairs`, half of them of each scale, with what `_e8m0` leaves out, if any thread of a warp has such a scale."""
-    if lacking <= 0:
-        return pairs
-    i32, most = pairs[0].type, _most(lacking)
-    large = [arith.cmpi(arith.CmpIPredicate.sgt, byte, number(most)) for byte in scales]
-    some = large[0]
-    for one in large[1:]:
-        some = arith.ori(some, one)
-    branch = scf.IfOp(words.any_of_warp(some), [i32] * len(pairs), has_else=True)
-    with words.ir.InsertionPoint(branch.then_block):
+def _enlarged(lacking: int, pairs: list[Any], scales: Sequence[Any]) -> list[Any]:
+    """`pairs`, as many of each scale, with what `_e8m0` leaves out, if any thread of a warp has such a scale."""
+    most = _most(lacking)
+    large = [words.above(byte, most) for byte in scales]
+
+    def more() -> list[Any]:
         # NaN is a product already, and stays one.
         factors = [
             twice(arith.select(is_large, arith.shli(arith.subi(byte, number(most - 127)), number(7)), number(127 << 7)))
             for is_large, byte in zip(large, scales, strict=True)
         ]
-        scf.yield_([multiplied(pair, factors[n * len(factors) // len(pairs)]) for n, pair in enumerate(pairs)])
-    with words.ir.InsertionPoint(branch.else_block):
-        scf.yield_(pairs)
-    return list(branch.results)
+        return [multiplied(pair, factors[n * len(factors) // len(pairs)]) for n, pair in enumerate(pairs)]
+
+    return words.if_any(large, len(pairs), more, lambda: pairs)
 
 
 def _e4m3(byte: Any) -> Any:

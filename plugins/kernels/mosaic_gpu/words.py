@@ -4,6 +4,8 @@ Pallas has no words of several codes; so these are operations on registers. A pa
 lower half of its word.
 """
 
+from collections.abc import Callable
+from functools import reduce
 from importlib import import_module
 from typing import Any, Final
 
@@ -37,6 +39,11 @@ def masked(word: Any, half: int) -> Any:
 def twice(word: Any) -> Any:
     """Two of what the lower half of a word is, whose upper half is 0."""
     return arith.muli(word, number(BOTH))
+
+
+def above(word: Any, value: int) -> Any:
+    """Whether a word, as a signed integer, is more than `value`."""
+    return arith.cmpi(arith.CmpIPredicate.sgt, word, number(value))
 
 
 def chosen(word: Any, value: int, found: Any, otherwise: Any) -> Any:
@@ -94,8 +101,19 @@ def highs(a: Any, b: Any) -> Any:
     return _asm("prmt.b32 $0, $1, $2, 0x7632;", a, b)
 
 
-def any_of_warp(condition: Any) -> Any:
-    """Whether a condition holds in any thread of a warp, as one of each."""
+def if_any(
+    conditions: list[Any], count: int, found: Callable[[], list[Any]], otherwise: Callable[[], list[Any]]
+) -> list[Any]:
+    """`count` words: `found()` where any of a thread's conditions holds in any thread of its warp, or `otherwise()`."""
+    i32 = ir.IntegerType.get_signless(32)
+    branch = scf.IfOp(_any_of_warp(reduce(arith.ori, conditions)), [i32] * count, has_else=True)
+    for block, words in ((branch.then_block, found), (branch.else_block, otherwise)):
+        with ir.InsertionPoint(block):
+            scf.yield_(words())
+    return list(branch.results)
+
+
+def _any_of_warp(condition: Any) -> Any:
     i32 = ir.IntegerType.get_signless(32)
     asm = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }"
     some = llvm.inline_asm(i32, [arith.extui(i32, condition)], asm, "=r,r", has_side_effects=True)
