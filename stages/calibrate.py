@@ -14,10 +14,10 @@ import numpy as np
 from pipeline import meter, texts
 from pipeline.calibration import LinearStatistics
 from pipeline.engine import Engine, Windows, gang_of, observer, scoring
-from pipeline.errors import ConfigError, PlanError, Problem, StageError, some
+from pipeline.errors import ConfigError, StageError, some
 from pipeline.files import clone
 from pipeline.running import text_stream
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Gang, Prediction
 
 CHARS, MARGIN = 8, 64  # of a text for each token that is wanted, first; tokens behind, which a cut may have changed
 LEAST = 32  # tokens of an expert; with fewer its statistics are those of all experts of its layer, by their tokens
@@ -118,14 +118,13 @@ class Calibrate:
         for text in self.texts:
             texts.check(text, "calibrate.texts")
 
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`: of several processes one does it, so that sums have one order."""
+        return observing_gang(self.engine)
+
     def plan(self, checkpoint: Checkpoint) -> Prediction:
-        """
-        Raises:
-            PlanError: the engine's devices are those of several processes.
-        """
-        if (gang := gang_of(self.engine)) is not None and gang.processes > 1:
-            text = f"{gang.processes}: calibrate runs in one process, on all devices of it; mesh.processes=1"
-            raise PlanError([Problem("mesh.processes", text)])
+        """See `pipeline.stage.StageHooks`."""
         files = [texts.input_file(text) for text in self.texts]
         usage = replace(scoring([f.nbytes for f in files], self.windows), observes=True)
         if self.windows.limit is not None:
@@ -183,6 +182,16 @@ class Calibrate:
                     if what == "tokens":
                         files[name] = path.name
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian, self.samples > 0))
+
+
+def observing_gang(engine: Engine) -> Gang | None:
+    """The process in which a stage is to run that observes a model of `engine`, where its devices are those of several:
+    one takes those that it sees, and is gone when the several begin. None: the run's own."""
+    return None if gang_of(engine) is None else Gang(1, "auto", _as_it_is)
+
+
+def _as_it_is(rank: int, address: str, *, alone: bool) -> None:
+    """Join nobody."""
 
 
 def _matrix(path: Path, *index: int) -> Any:

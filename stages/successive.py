@@ -13,11 +13,11 @@ from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.learned import Learned, arrays_of
 from pipeline.running import text_stream
 from pipeline.running.progress import Progress
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Gang, Prediction
 from pipeline.tensors.blocks import scratch_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.store import TensorStore
-from stages.calibrate import Calibrate, Folder, in_both, likely, rows_of, say_few
+from stages.calibrate import Calibrate, Folder, in_both, likely, observing_gang, rows_of, say_few
 from stages.quantize import Quantize, coded
 
 STEM = "successive"
@@ -52,6 +52,11 @@ class Successive:
             raise ConfigError("calibrate.texts: at least one text file is needed")
         for text in self.texts:
             texts.check(text, "calibrate.texts")
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`: of several processes one does it, so that sums have one order."""
+        return observing_gang(self.engine)
 
     @property
     def _hessian(self) -> bool:

@@ -191,7 +191,7 @@ class Engine:
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, mesh, placement, dtype, cache, self._on_host, native)
         found = replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
-        return replace(found, devices=self.mesh.size) if usage.observes else found
+        return replace(found, devices=self.mesh.size // self.mesh.processes) if usage.observes else found
 
     def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """Packed weights whose inputs cannot be cut into blocks."""

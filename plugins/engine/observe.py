@@ -130,12 +130,14 @@ def hidden_file(folder: Path, block: int) -> Path:
 
 
 def devices_of(engine: Engine) -> list[Any]:
-    """Those that batches go to: all of the engine's mesh.
+    """Those that batches go to: all of the engine's mesh; of one that several processes have, those of this process.
 
     Raises:
         PlanError: there are more or fewer.
     """
     first = resolved(engine)[0]
+    if engine.mesh.processes > 1:
+        return list(jax.local_devices(backend=first.platform))
     return [first] if engine.mesh.size == 1 else [*arrange(engine.mesh, jax.devices(first.platform)).devices.flat]
 
 

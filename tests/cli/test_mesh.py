@@ -67,20 +67,15 @@ def test_calibrated_scales_of_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 CALIBRATED = ("flow=evaluate", "quant=int4", "calibrate=imatrix", "calibrate.windows.tokens=512")
 
 
-def test_statistics_of_several_processes_are_refused() -> None:
-    said = pipeline("plan", *MAIN, *CALIBRATED, "mesh=data", "mesh.processes=2")
-    assert "mesh.processes: 2: calibrate runs in one process, on all devices of it; mesh.processes=1" in said.err
-
-
 @pytest.mark.repeats  # tests/unit/engine/test_observe.py in process
-def test_statistics_are_those_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_statistics_are_those_of_one_device(tmp_path: Path) -> None:
+    """On several, and of several processes by one."""
     few = (*CALIBRATED, "calibrate.windows.batch=1", "evaluate.windows.tokens=512", "progress=false")
     found = []
-    for mesh in (("mesh=single",), ("mesh=data", "mesh.axes.data=4")):
-        where = f"paths.outputs={tmp_path}/{len(found)}"
-        weightmill.run([*MAIN, *few, *mesh, where])
+    for mesh in ((), ("mesh=data", "mesh.axes.data=4"), ("mesh=data", "mesh.axes.data=2", "mesh.processes=2")):
+        said = pipeline(*MAIN, *few, *mesh, f"paths.outputs={tmp_path}/{len(found)}", timeout_s=600)
+        assert said.code == 0, said.err
         [folder] = {p.parent for p in tmp_path.glob(f"{len(found)}/.results/*/layers.0.npz")}
         found.append({p.name: p.read_bytes() for p in folder.glob("layers.*")})
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) == 4

@@ -184,7 +184,11 @@ def test_batches_on_several_devices_give_the_same_bytes(axes: dict[str, int], tm
         patch.setattr(routed, "_through", lambda s, x, *r, **o: (looked.update(x.devices()), through(s, x, *r, **o))[1])
         patch.setattr(observe, "arrange", lambda mesh, devices: arrange(mesh, devices[: mesh.size]))
         assert observed(tmp_path / "several", several, batch=1) == wanted
-    assert len(ran) == mesh.size
-    assert looked == ran, "experts are dealt out to all"
+        assert len(ran) == mesh.size
+        assert looked == ran, "experts are dealt out to all"
+        ran.clear()
+        theirs = replace(mesh, axes={"data": 2}, processes=2)  # as many as this process sees, whatever the others have
+        assert observed(tmp_path / "one of two", replace(several, mesh=theirs), batch=1) == wanted
+        assert ran == {*jax.local_devices()}
     with pytest.raises(PlanError, match=r"= 3 devices, and there are|= 16 devices, and there are"):
         observed(tmp_path / "other", replace(several, mesh=Mesh({"data": 16 if mesh.size == 4 else 3})))

@@ -1,5 +1,6 @@
 """What calibrating reads of a text, and what its plan counts."""
 
+import pickle
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import numpy as np
 import pytest
 
 from pipeline.engine import Windows
+from pipeline.hooks import optional
+from pipeline.mesh import Mesh
+from pipeline.stage import StageHooks
+from plugins.quant.gptq import Gptq
 from stages.calibrate import CHARS, MARGIN, Calibrate, _matrix, beginning
+from stages.quantize import Quantize
+from stages.successive import Successive
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 
 
@@ -41,6 +49,22 @@ def test_one_block_is_planned_and_not_all(tmp_path: Path) -> None:
     bare = replace(stage, hessian=False).plan(models.checkpoint("llama", layers=2)).takes
     assert two.disk_nbytes - bare.disk_nbytes == 2 * 4 * (5 * 64**2 + 128**2 + 256**2)
     assert two.host_nbytes > bare.host_nbytes
+
+
+def test_of_several_processes_one_looks(tmp_path: Path) -> None:
+    """By itself: it waits for no other, whose devices it does without."""
+    (text := tmp_path / "text.txt").write_text("a text " * 100)
+    two = replace(models.engine(), tokenizer=_Any(), mesh=Mesh({"data": 4}, {"batch": "data"}, processes=2))
+    stage = Calibrate(two, (str(text),), Windows(8, None, 64, 2))
+    takes = stage.plan(models.checkpoint("llama")).takes
+    assert takes is not None
+    assert takes.devices == 2
+    for one in (stage, Successive(two, Quantize(quant_method("int4"), (), calibrate=Gptq()), (str(text),), Windows(8))):
+        found = optional(one, StageHooks, "gang")
+        assert found.processes == 1
+        found.join(0, "", alone=True)
+        pickle.dumps(found)
+        assert replace(one, engine=models.engine()).gang is None
 
 
 class _Any:
