@@ -244,6 +244,9 @@ def test_moe_of_several_tiles_and_an_expert_that_nobody_chose(name: str) -> None
     weights = rng.uniform(0.1, 1, (90, 2)).astype(np.float32)
     hidden = 128 if scheme.block_elems > 32 else 64
     w_in, w_out = quantized(scheme, (4, hidden, 256)), quantized(scheme, (4, 128, hidden), seed=1)
+    if scheme.element == "e5m2":  # of which there are infinities and NaN
+        w_in.codes[...] &= 0xBF
+        w_out.codes[...] &= 0xBF
     w_in.scales[2] = 0xFF if scheme.scale == "e8m0" else np.nan  # all of it
     args = x, chosen, weights, (w_in,), (None,), w_out, None
     expected = jax.jit(partial(load("moe", "xla"), activation=jnp.tanh))(*args)
