@@ -14,6 +14,7 @@ from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.codecs.elements import element
 from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
 from plugins.kernels.quantize.scratch import scratch_nbytes
@@ -158,3 +159,15 @@ class Blockwise:
     def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
         """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
         return self.dequantize(q, dtype, overflow=overflow)
+
+
+def searching(method: Blockwise, grid: tuple[float, ...], steps: int) -> Blockwise:
+    """`method` with a search for scales, of these factors or so many powers of two to each side.
+
+    Symmetric integers then use all their codes (`half_range`), where nothing says how scales are made.
+    """
+    s, rule = method.scheme, method.scale_rule
+    usual = rule is None and method.like is None
+    if usual and element(s.element).family == "fixed" and s.zero is None and s.scale != "e8m0":
+        rule = "half_range"
+    return replace(method, search="mse", search_grid=grid, search_steps=steps, scale_rule=rule)

@@ -24,7 +24,7 @@ from plugins.kernels.quantize.numpy import empty, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
 from plugins.kernels.quantize.recipe import Recipe
 from plugins.quant import feedback
-from plugins.quant.blockwise import Blockwise
+from plugins.quant.blockwise import Blockwise, searching
 from plugins.quant.corrected_structs import CorrectedStructs
 from plugins.quant.structs import Structs
 
@@ -157,14 +157,7 @@ class Gptq:
             raise ConfigError("calibrate=gptq: is for blocks in one row, with one more scale a matrix at most")
         if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
             raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
-        given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
         if self.grid and method.search == "none" and method.like is None:
-            given |= {"search": "mse", "search_grid": self.grid, "search_steps": self.steps}
-            if (
-                method.scale_rule is None
-                and element(s.element).family == "fixed"
-                and s.zero is None
-                and s.scale != "e8m0"
-            ):
-                given["scale_rule"] = "half_range"
+            method = searching(method, self.grid, self.steps)
+        given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
         return Corrected(**given, damping=self.damping, act_order=self.act_order)

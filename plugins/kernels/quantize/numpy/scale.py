@@ -41,43 +41,57 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
     """The scales of a `[down, r, across, e]` tile with these extremes.
 
     Args:
-        blocks: its values; None for one block that is too large to hold, whose rule needs extremes only.
-        ends: (low, high), and without blocks for `signed` the first value of largest magnitude.
-        second: the matrix's stored second-level scale, or None.
+        blocks, ends, second: see `candidates`.
         weights: float64 that the squared errors of columns are multiplied by in a search, `[1, 1, across, e]`, or None.
     """
-    amax = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
-    finite = np.isfinite(amax)
-    poisoned = None if finite.all() else ~finite
-    if scheme.scale == "e8m0":
-        base = scales.e8m0_bytes(amax, scheme.element, recipe.scale_rule)
-        candidates = [base]
-        for k in range(1, recipe.search_steps + 1) if recipe.search != "none" else ():
-            for step in (-k, k):
-                moved = np.clip(base.astype(np.int16) + step, 0, E8M0_NAN - 1).astype(np.uint8)
-                candidates.append(np.where(poisoned, base, moved) if poisoned is not None else moved)
-        options = [_power(c, recipe) for c in candidates]
-    else:
-        if recipe.scale_rule == "signed":
-            ends = ends if blocks is None else (*ends, _first_largest(blocks, ends))
-        if scheme.zero == "int":
-            ends = (np.minimum(ends[0], 0), np.maximum(ends[1], 0))
-        if scheme.zero == "min_f16" and blocks is not None:
-            ends = (_first_zero(blocks, ends[0]), ends[1])
-        raw = scales.unrounded(ends, scheme, recipe.scale_rule)
-        if scheme.second == "f32":
-            raw = raw / second
-        elif scheme.second == "inverse_f32":
-            raw = raw * second
-        if poisoned is not None:
-            raw = np.where(poisoned, np.float32(np.nan), raw)
-        factors = (1.0, *recipe.search_grid) if recipe.search != "none" else (1.0,)
-        options = [_real(raw if f == 1 else raw * np.float32(f), ends, scheme, recipe, second) for f in factors]
+    poisoned = _poisoned(ends)
+    options = candidates(blocks, ends, scheme, recipe, second)
     best = options[0] if len(options) == 1 else _least_error(blocks, options, scheme, recipe, weights)
     best.poisoned = poisoned
     if poisoned is not None and best.zeros is not None:
         best.zeros = np.where(poisoned, best.zeros.dtype.type(0), best.zeros)
     return best
+
+
+def candidates(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> list[Found]:
+    """The scales that a search tries, the usual one first: without a search that alone.
+
+    Args:
+        blocks: values of a `[down, r, across, e]` tile; None for one block that is too large to hold, whose rule needs
+            extremes only.
+        ends: (low, high), and without blocks for `signed` the first value of largest magnitude.
+        second: the matrix's stored second-level scale, or None.
+    """
+    poisoned = _poisoned(ends)
+    if scheme.scale == "e8m0":
+        base = scales.e8m0_bytes(np.maximum(np.abs(ends[0]), np.abs(ends[1])), scheme.element, recipe.scale_rule)
+        found = [base]
+        for k in range(1, recipe.search_steps + 1) if recipe.search != "none" else ():
+            for step in (-k, k):
+                moved = np.clip(base.astype(np.int16) + step, 0, E8M0_NAN - 1).astype(np.uint8)
+                found.append(np.where(poisoned, base, moved) if poisoned is not None else moved)
+        return [_power(c, recipe) for c in found]
+    if recipe.scale_rule == "signed":
+        ends = ends if blocks is None else (*ends, _first_largest(blocks, ends))
+    if scheme.zero == "int":
+        ends = (np.minimum(ends[0], 0), np.maximum(ends[1], 0))
+    if scheme.zero == "min_f16" and blocks is not None:
+        ends = (_first_zero(blocks, ends[0]), ends[1])
+    raw = scales.unrounded(ends, scheme, recipe.scale_rule)
+    if scheme.second == "f32":
+        raw = raw / second
+    elif scheme.second == "inverse_f32":
+        raw = raw * second
+    if poisoned is not None:
+        raw = np.where(poisoned, np.float32(np.nan), raw)
+    factors = (1.0, *recipe.search_grid) if recipe.search != "none" else (1.0,)
+    return [_real(raw if f == 1 else raw * np.float32(f), ends, scheme, recipe, second) for f in factors]
+
+
+def _poisoned(ends: Any) -> Any:
+    """Which blocks have a value that is not finite, or None when none has."""
+    finite = np.isfinite(np.maximum(np.abs(ends[0]), np.abs(ends[1])))
+    return None if finite.all() else ~finite
 
 
 def _power(byte: Any, recipe: Recipe) -> Found:
@@ -188,6 +202,11 @@ def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Reci
             continue
         better = total < least
         least = np.where(better, total, least)
-        merged = {k: getattr(best, k) for k in ("stored", "total", "divisor", "zeros", "minimum")}
-        best = Found(**{k: None if a is None else np.where(better, getattr(option, k), a) for k, a in merged.items()})
+        best = merged(better, option, best)
     return best
+
+
+def merged(better: Any, option: Found, best: Found) -> Found:
+    """Of each block the scale of `option` where it is `better`, else that of `best`."""
+    parts = {k: getattr(best, k) for k in ("stored", "total", "divisor", "zeros", "minimum")}
+    return Found(**{k: None if a is None else np.where(better, getattr(option, k), a) for k, a in parts.items()})
