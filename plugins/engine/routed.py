@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.tensors.qtensor import QTensor
-from plugins.engine.sizes import power_of_two
 from plugins.kernels.dequantize.traced import decode
 
 ROWS = 1024  # that go through an expert at once
-LEAST_ROWS = 128  # that programs are compiled for; what is lacking are zeros
+MULTIPLES = 128  # of so many rows programs are compiled for; what is lacking are zeros
 BANDS = 4  # of rows of XᵀX: right of the square on the diagonal there is nothing new, 3/8 of all
 
 
@@ -155,7 +154,7 @@ class _Expert:
     def ask(self, x: Any, at: int) -> None:
         """Have the device look at its rows of `x` from the `at`th on; what it says is there when it is done."""
         part = np.asarray(x[self.rows[at : at + ROWS]])
-        padded = np.zeros((power_of_two(len(part), LEAST_ROWS), x.shape[1]), part.dtype)
+        padded = np.zeros((-(-len(part) // MULTIPLES) * MULTIPLES, x.shape[1]), part.dtype)
         padded[: len(part)] = part
         given = jax.device_put((padded, np.int32(len(part))), self.device)
         of: dict[str, Any] = {"activation": self.activation, "kept": self._kept}
