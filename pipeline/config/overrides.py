@@ -70,7 +70,11 @@ def listed(values: Sequence[str]) -> str:
 def _plain(override: str, value: str) -> bool:
     """Whether Hydra takes `value` for what it is without quotes."""
     parsed = parsed_override(override)
-    return parsed is not None and not parsed.is_sweep_override() and parsed.value() == value and "${" not in value
+    if parsed is None or parsed.is_sweep_override() or "${" in value:
+        return False
+    found, is_text = parsed.value(), override.partition("=")[0].lstrip("+") in TEXTS
+    # A folder may be called 2: it is found by the number too, and what counts devices is no text.
+    return found == value or (not is_text and type(found) in (int, float) and str(found) == value)
 
 
 def parsed_override(override: str) -> Any:
