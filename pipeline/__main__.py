@@ -159,7 +159,7 @@ def _talk(cfg: DictConfig) -> None:
 
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
-    then = ["what was timed of a GPU is kept, and nothing else"] if sys.argv[1:2] == ["tune"] else []
+    then = ["nothing of CPUs is kept; of a GPU what was timed"] if sys.argv[1:2] == ["tune"] else []
     process.end(lambda: _main(sys.argv[1:]), *then, debug=lambda: _debug)
 
 

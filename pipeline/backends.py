@@ -61,7 +61,7 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # Kernels for GPUs and TPUs; on CPUs they are interpreted, which is for checking them.
         "pallas": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
-        # The same for NVIDIA's Hopper alone, by name only; on CPUs JAX interprets them, in seconds for a block.
+        # The same for NVIDIA's Hopper alone; on CPUs JAX interprets them, in seconds for a block.
         "mosaic_gpu": Backend(platforms=("cpu", "gpu"), resident=512 << 20, tuned="plugins.bench.fastest"),
         # Attention of others', by name only: what comes with JAX, and a package of kernels.
         "cudnn": Backend(platforms=("gpu",)),
@@ -98,6 +98,8 @@ def check(op: str, backends: tuple[str, ...]) -> None:
         raise ConfigError(f"{op}: no backend chosen{did_you_mean('', known)}")
     for name in backends:
         if name == FASTEST:
+            if op not in (timed := _module(f"{ROOM}.fastest.sizes").OPS):
+                raise ConfigError(f"{op}: {FASTEST!r} is for what is timed: {', '.join(timed)}")
             continue
         if "." in name and not _exists(name):
             raise ConfigError(f"{op}: backend {name!r}: there is no such module")
@@ -109,7 +111,7 @@ def check(op: str, backends: tuple[str, ...]) -> None:
 def about(backend: str) -> Backend:
     """What is true of a backend. The module of a dotted one may say it as `BACKEND`."""
     if backend == FASTEST:
-        return Backend(platforms=MEASURED)
+        return Backend(platforms=MEASURED, resident=max(BACKENDS[name].resident for name in _table().OURS))
     if "." not in backend:
         return BACKENDS[backend]
     found = getattr(_module(backend), "BACKEND", Backend())
@@ -135,9 +137,9 @@ def modules(op: str, backend: str) -> list[str]:
     """Names of the modules that a backend is made of: its own, and the one that says what it leaves to others."""
     if "." in backend:
         return [backend]
-    names = [n for n in backends_of(op) if n in _table().OURS] if backend == FASTEST else [backend]
-    found = [*(f"{ROOM}.{op}.{name}" for name in names), f"{ROOM}.{op}.declines"]
-    return [name for name in found if _exists(name)]
+    if backend == FASTEST:  # what it may choose counts where there is a choice: `measured`
+        return [f"{ROOM}.fastest.table", f"{ROOM}.fastest.sizes"]
+    return [name for name in (f"{ROOM}.{op}.{backend}", f"{ROOM}.{op}.declines") if _exists(name)]
 
 
 def fastest(request: Any) -> tuple[list[str], str]:
@@ -148,10 +150,11 @@ def fastest(request: Any) -> tuple[list[str], str]:
     return found
 
 
-def measured(device: str) -> str:
-    """A digest of what is known of a kind of device, as JAX names it; `FASTEST` depends on it."""
-    found: str = _table().told(device)
-    return found
+def measured(device: str, ops: Iterable[str]) -> tuple[str, list[str]]:
+    """What `FASTEST` depends on, on a kind of device as JAX names it: a digest of what is chosen there, and the modules
+    of what may be."""
+    ours = [(op, name) for op in ops for name in backends_of(op) if name in _table().OURS]
+    return _table().told(device), [module for op, name in ours for module in modules(op, name)]
 
 
 def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:

@@ -32,15 +32,15 @@ class Request:
         platform: the device that it is to be done on, as JAX names it.
         given: by the names of the definition's parameters: arrays and QTensors as TensorSpecs, the rest as it is.
             What is not known yet, while planning, is absent.
-        device: which kind it is, as JAX names it; empty where that is not known.
         instructions: of this machine's CPUs, as the operating system names them.
+        device: which kind it is, as JAX names it; empty where that is not known.
     """
 
     op: str
     platform: str
     given: Mapping[str, Any]
-    device: str = ""
     instructions: frozenset[str] = field(default_factory=instructions)
+    device: str = ""
 
     def get(self, name: str, default: Any = None) -> Any:
         """What is given as `name`, or `default` where that is not known."""
@@ -87,6 +87,10 @@ class Kernel:
         """The same for another device."""
         return replace(self, platform=platform, device=device)
 
+    def named(self) -> "Kernel":
+        """The same without `backends.FASTEST`, where others are named."""
+        return replace(self, backends=tuple(n for n in self.backends if n != backends.FASTEST) or self.backends)
+
     @property
     def resident(self) -> int:
         """Bytes that a process keeps for whichever of the backends it uses."""
@@ -115,7 +119,7 @@ class Kernel:
         known = {name: _abstract(value) for name, value in given.items()}
         for name, parameter in _signature(self.op).parameters.items():
             known |= known.pop(name, {}) if parameter.kind is parameter.VAR_KEYWORD else {}
-        return Request(self.op, self.platform, known, self.device)
+        return Request(self.op, self.platform, known, device=self.device)
 
     def _chosen(self, request: Request) -> Choice:
         declined: list[tuple[str, str]] = []

@@ -4,6 +4,7 @@ Both doors, the command line and `pipeline.api`, send overrides through `as_type
 the business of `pipeline.planning.model_choice`.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from os.path import exists, expanduser
@@ -73,8 +74,10 @@ def _plain(override: str, value: str) -> bool:
     if parsed is None or parsed.is_sweep_override() or "${" in value:
         return False
     found, is_text = parsed.value(), override.partition("=")[0].lstrip("+") in TEXTS
-    # A folder may be called 2: it is found by the number too, and what counts devices is no text.
-    return found == value or (not is_text and type(found) in (int, float) and str(found) == value)
+    if is_text or isinstance(found, str):
+        return bool(found == value)
+    # A folder may be called 2, or true: what counts devices is no text, and a folder is found by its number too.
+    return isinstance(found, int | float | None) and json.dumps(found) == value
 
 
 def parsed_override(override: str) -> Any:

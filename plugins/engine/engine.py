@@ -29,6 +29,8 @@ from plugins.models.common.ops import Ops
 from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
 from plugins.models.family import Family, family_of, vocabulary
 
+NVIDIA = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
+
 
 class Tokenizers(Protocol):
     """Where tokenizers come from: a plugin node."""
@@ -62,7 +64,7 @@ class Resolved:
         device: the platform and the kind of device, whichever of several equal ones.
         dtype: of activations.
         cache: dtype of the KV cache.
-        fastest: a digest of what is known of the device, where backends are chosen by it.
+        fastest: where backends are chosen by what is fastest on the device, a digest of what these are and their code.
     """
 
     device: str
@@ -365,13 +367,9 @@ class Engine:
 
     @property
     def _kind(self) -> str:
-        """Of the device, as JAX names it, where that can be told without JAX: NVIDIA's driver has the same name."""
-        if self.platform != "gpu":
-            return ""
-        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-            if found := re.search(r"^Model:\s*(.+?)\s*$", path.read_text(errors="replace"), re.MULTILINE):
-                return found[1]
-        return ""
+        """Of the device, as JAX names it, where that can be told without JAX: NVIDIA's driver has the same name. Empty
+        where it cannot, or devices differ."""
+        return _nvidia() if self.platform == "gpu" and self.mesh.processes == 1 else ""
 
     @property
     def _on_host(self) -> bool:
@@ -411,3 +409,13 @@ class Engine:
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:
     """Join nobody."""
+
+
+def _nvidia() -> str:
+    """The kind of all GPUs that the driver knows; empty where there is none, or there are several."""
+    try:
+        said = [path.read_text(errors="replace") for path in NVIDIA.glob("*/information")]
+    except OSError:
+        return ""
+    kinds = {found[1] for text in said if (found := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))}
+    return kinds.pop() if len(kinds) == 1 else ""

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import backends
+from pipeline.digest import identity
+from pipeline.planning.code import reach
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine, Resolved
 
@@ -21,8 +23,10 @@ class JaxLoader:
         from plugins.engine.start import resolved
 
         device, dtype, cache = resolved(engine)
-        chosen = device.platform in backends.MEASURED and backends.FASTEST in engine.ops.backends
-        fastest = backends.measured(device.device_kind) if chosen else ""
+        fastest = ""
+        if device.platform in backends.MEASURED and (ops := engine.ops.that_take(backends.FASTEST)):
+            chosen, modules = backends.measured(device.device_kind, ops)
+            fastest = identity([chosen, dict(reach(modules).code)])
         return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache, fastest)
 
     def join(self, engine: Engine, rank: int, address: str, *, alone: bool) -> None:

@@ -22,7 +22,7 @@ from pipeline.tensors.qtensor import QTensor
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill, parameters
 from plugins.engine.routed import Hessians, Routed, experts, spaced
-from plugins.engine.start import DTYPES, resolved
+from plugins.engine.start import DTYPES, known, resolved
 from plugins.mesh.devices import arrange
 from plugins.models.common.cache import CacheView
 from plugins.models.common.decoder import Decoder
@@ -98,7 +98,7 @@ def outlined(engine: Engine, checkpoint: Checkpoint) -> Decoder:
     device, dtype, _ = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     model: Decoder = family_of(checkpoint.config, engine.families).build(
-        checkpoint.config, weights, engine.ops.on(device.platform, device.device_kind), DTYPES[dtype]
+        checkpoint.config, weights, engine.ops.on(*known(engine, device)), DTYPES[dtype]
     )
     weights.check()
     return model
@@ -137,7 +137,7 @@ def devices_of(engine: Engine) -> list[Any]:
     """
     first = resolved(engine)[0]
     if engine.mesh.processes > 1:
-        return list(jax.local_devices(backend=first.platform))
+        return list(jax.local_devices(backend=first.platform))[: engine.mesh.size // engine.mesh.processes]
     return [first] if engine.mesh.size == 1 else [*arrange(engine.mesh, jax.devices(first.platform)).devices.flat]
 
 

@@ -59,8 +59,9 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
         planned = weights_nbytes(engine.mesh, placement.parameters, placement.specs, layouts)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
     family = family_of(checkpoint.config, engine.families)
-    _all_run(engine, checkpoint, device)
-    ops = engine.ops.on(device.platform, device.device_kind)
+    on = known(engine, device)
+    _all_run(engine, checkpoint, on)
+    ops = engine.ops.on(*on)
     eager = is_eager(ops) or (engine.activations is not None and not engine.rounding.traced)
     ops = on_arrays(ops) if eager else ops
     ops = rounding(ops, engine, checkpoint)
@@ -93,11 +94,17 @@ def rounding(ops: Ops, engine: Engine, checkpoint: Checkpoint) -> Ops:
     return replace(ops, matmul=MatMul(ops.matmul, rounder), moe=MoE(ops.moe, rounder))  # type: ignore[arg-type]
 
 
-def _all_run(engine: Engine, checkpoint: Checkpoint, device: Any) -> None:
+def known(engine: Engine, device: Any) -> tuple[str, str]:
+    """The platform and kind of a device, as kernels are chosen by; of several processes no kind, since each has tables
+    of its own, and all have to run one program."""
+    return device.platform, device.device_kind if engine.mesh.processes == 1 else ""
+
+
+def _all_run(engine: Engine, checkpoint: Checkpoint, on: tuple[str, str]) -> None:
     """Raise PlanError unless some chosen backend runs every op of the model on the device that there is, which a plan
     without JAX can only guess; before anything is loaded or traced."""
     problems: dict[Problem, None] = {}
-    for call in engine.calls(checkpoint, device=(device.platform, device.device_kind)):
+    for call in engine.calls(checkpoint, device=on):
         choice = call.kernel.choose(call.given)
         if choice.backend is None:
             text = f"no chosen backend of {call.kernel.op} can do this ({choice.reasons})"

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from pipeline.errors import Unsupported
 
@@ -51,5 +51,13 @@ def _refuse(ctx: Any, *args: Any, results: Any, kernels: str, here: tuple[str, .
     )
 
 
+def _of_several(args: Any, dims: Any, *, results: Any, **more: Any) -> tuple[Any, list[int]]:
+    """Under `vmap`: what is refused is refused of each."""
+    many = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    each = tuple(jax.ShapeDtypeStruct((many, *r.shape), r.dtype) for r in results)  # type: ignore[no-untyped-call]
+    return _nowhere.bind(*args, results=each, **more), [0] * len(each)  # type: ignore[no-untyped-call]
+
+
+batching.primitive_batchers[_nowhere] = _of_several
 _nowhere.def_abstract_eval(_like)  # type: ignore[no-untyped-call]
 mlir.register_lowering(_nowhere, _refuse)

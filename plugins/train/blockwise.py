@@ -60,7 +60,7 @@ def reconstruct(
     device, _, _ = resolved(engine)
     specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items()}
     weights = Weights(specs, "f32")
-    ops = engine.ops.on(device.platform, device.device_kind)
+    ops = engine.ops.named().on(device.platform)
     model: Decoder = family_of(checkpoint.config, engine.families).build(checkpoint.config, weights, ops, "float32")
     weights.check()
     load = partial(fill, where=device, cast=engine.cast, unpack=engine.unpack)

@@ -169,7 +169,7 @@ def _frozen_model(
 def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform: Transform | None) -> Decoder:
     engine = trainer.engine
     device, dtype, _ = resolved(engine)
-    ops = engine.ops.on(device.platform)
+    ops = engine.ops.named().on(device.platform)
     ops = ops if transform is None else transform.ops(ops)
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])

@@ -74,7 +74,7 @@ def test_what_cannot_go_on_does_not_say_so():
     assert process.stderr.readline().startswith("timing ")
     process.send_signal(INT)
     said = end(process, 30)
-    left = "interrupted; what was timed of a GPU is kept, and nothing else"
+    left = "interrupted; nothing of CPUs is kept; of a GPU what was timed"
     assert (said.code, said.err.splitlines()[-1]) == (128 + INT, left)
 
 

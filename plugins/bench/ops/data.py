@@ -25,7 +25,7 @@ FORMATS: Final[dict[str, tuple[Scheme, dict[str, Any]]]] = {
     "nf4_twice": (Scheme("nf4", 64, "dynamic8", second="dynamic8"), {**_AMAX, "ties": "down", **_GGML}),
     "int8": (Scheme("int8", 0, "f32"), _AMAX),
     **{f"int{n}": (Scheme(f"int{n}", 32, "f32"), _AMAX) for n in (4, 3, 2)},
-    "int4_128": (Scheme("int4", 128, "bf16"), _AMAX),
+    **{f"int4_{n}": (Scheme("int4", n, "bf16"), _AMAX) for n in (64, 128)},
     "uint4": (Scheme("uint4", 32, "f32", zero="int"), {"scale_rule": "minmax"}),
     "fp8": (Scheme("e4m3", 0, "f32"), _AMAX),
     "fp8_tensor": (Scheme("e4m3", 0, "f32", block_rows=0), _AMAX),

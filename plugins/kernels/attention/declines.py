@@ -1,5 +1,8 @@
 """What backends of attention leave to others, and why: a function each. No framework here: plans ask."""
 
+from functools import cache
+from importlib import metadata
+
 from pipeline.ops import Request
 
 FLOATS = ("F32", "BF16")
@@ -7,6 +10,7 @@ PACKED = ("e4m3", "int8")
 SIXTEEN = ("BF16", "F16")
 TILED_DIMS = (64, 128)
 MOST_DIMS = 256  # of a head: a tile of keys and one of values have to fit a core
+MISCOMPILES = (12, 8), (12, 9, 86)  # from, to before; 12.9.86 comes with CUDA 12.9.1
 MASK_NBYTES = 64 << 20  # at most; cuDNN adds one of 16 bits to logits
 
 
@@ -42,6 +46,8 @@ def pallas(request: Request) -> str | None:
 
 
 def mosaic_gpu(request: Request) -> str | None:
+    if request.platform == "gpu" and request.get("causal", True) and (why := _miscompiled()) is not None:
+        return why
     q = request.get("q")
     if q is not None and q.dtype not in SIXTEEN:
         return f"{q.dtype} queries; the kernel multiplies {' and '.join(SIXTEEN)}"
@@ -55,6 +61,18 @@ def mosaic_gpu(request: Request) -> str | None:
         if held.shape[-1] not in TILED_DIMS:
             dims = " and ".join(map(str, TILED_DIMS))
             return f"heads of {held.shape[-1]} dims; the kernel has tiles for {dims}"
+    return None
+
+
+@cache
+def _miscompiled() -> str | None:
+    """ptxas of CUDA 12.8.0 to 12.9.0 compiles a causal kernel of JAX's own wrongly, which JAX refuses then."""
+    try:
+        ptxas = metadata.version("nvidia-cuda-nvcc-cu12")
+    except metadata.PackageNotFoundError:
+        return None
+    if MISCOMPILES[0] <= tuple(map(int, ptxas.split(".")[:3])) < MISCOMPILES[1]:
+        return f"nvidia-cuda-nvcc-cu12 {ptxas} may compile it wrongly; 12.9.86 or later does not"
     return None
 
 

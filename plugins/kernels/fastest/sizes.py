@@ -44,12 +44,13 @@ def _matmul(request: Any) -> tuple[str, Sizes] | None:
 
 
 def _moe(request: Any) -> tuple[str, Sizes] | None:
-    """Tokens, experts, out of the first product, and in."""
-    x, into = request.get("x"), request.get("w_in")
-    if x is None or not into:
+    """Tokens, how many experts one chooses, experts, out of the first product, and in."""
+    x, into, out, chosen = (request.get(name) for name in ("x", "w_in", "w_out", "chosen"))
+    if x is None or not into or out is None:
         return None
     experts, _, hidden = into[0].shape
-    return _said(x, into[0]), (math.prod(x.shape[:-1]), experts, sum(w.shape[1] for w in into), hidden)
+    each = None if chosen is None else chosen.shape[-1]
+    return _said(x, *into, out), (math.prod(x.shape[:-1]), each, experts, sum(w.shape[1] for w in into), hidden)
 
 
 def _attention(request: Any) -> tuple[str, Sizes] | None:
@@ -58,16 +59,19 @@ def _attention(request: Any) -> tuple[str, Sizes] | None:
     if q is None:
         return None
     batch, queries, heads, dims = q.shape
-    if k is None:
-        return f"{q.dtype}", (batch, queries, None, None, heads, None, dims)
+    if k is None:  # a cache is as activations are, unless somebody says otherwise
+        return _said(q, q), (batch, queries, None, None, heads, None, dims)
     slots = k.shape[1]
-    return f"{q.dtype}", (batch, queries, slots, min(slots, window or slots), heads, k.shape[2], dims)
+    return _said(q, k), (batch, queries, slots, min(slots, window or slots), heads, k.shape[2], dims)
 
 
-def _said(x: TensorSpec, w: TensorSpec) -> str:
-    return f"{x.dtype} × {w.encoding}"
+def _said(x: TensorSpec, *weights: TensorSpec) -> str:
+    """A second scale may be stored as its reciprocal, which takes no time."""
+    encodings = dict.fromkeys(w.encoding.replace("inverse_f32", "f32") for w in weights)
+    return f"{x.dtype} × {', '.join(encodings)}"
 
 
 OPS: Final[Mapping[str, Callable[[Any], tuple[str, Sizes] | None]]] = {
     "matmul": _matmul, "moe": _moe, "attention": _attention,
 }  # fmt: skip
+MANY: Final = {"matmul": 3, "moe": 5, "attention": 7}  # sizes that a call of an op has

@@ -2,8 +2,9 @@
 
 A file of a kind of device has a row for each call that was timed: by which backend it took how long. Beside this module
 are those that come along, in the cache folder what `python -m pipeline tune` measured on this machine's own device,
-which comes first. Nothing else ever measures, and where nothing is known `fastest` takes nothing. Of a call that was
-not timed itself the one counts that is least far from it in powers of two (`sizes.apart`).
+which comes first. Nothing else ever measures, and where nothing is known `fastest` takes nothing. A table counts for
+the JAX that it was made with, which compiles the kernels. Of a call that was not timed itself the one counts that is
+least far from it in powers of two (`sizes.apart`).
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,8 @@ OURS: Final = ("mosaic_gpu", "pallas")  # those of others, and what is not exact
 USUAL: Final = "xla"  # what does whatever they do not
 WORTH: Final = 0.03  # what is faster by less than this share may be noise
 HERE: Final = Path(__file__).parent
+VERSION: Final = 1  # of a file
+LONGEST: Final = 1e12  # microseconds, and numbers of anything: beyond is damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,18 @@ def order(request: Any) -> tuple[list[str], str]:
         request: a `pipeline.ops.Request`.
     """
     if not request.device:
-        return [], f"which kind of {request.platform} it will be is not known yet"
-    known = rows(request.device)
+        return [], f"no kind of {request.platform} is known here"
+    known, others = rows(request.device)
     if not known:
-        return [], f"nothing was measured on {request.device}; `python -m pipeline tune` does it there"
+        what = f"nothing was measured on {request.device}"
+        if others:
+            what = f"on {request.device} was measured with JAX {' and '.join(others)}, and this is {jax()}"
+        return [], f"{what}; `python -m pipeline tune` does it there"
     call = sizes.of(request)
     row = None if call is None else _nearest(known, request.op, *call)
     if row is None:
         return [], f"no such call, or one near it, was measured on {request.device}"
-    return row.faster, f"{USUAL} was faster on {request.device}" if not row.faster else ""
+    return row.faster, "" if row.faster else f"{USUAL} was the fastest on {request.device}"
 
 
 def _nearest(known: Iterable[Row], op: str, of: str, asked: Sizes) -> Row | None:
@@ -74,20 +81,36 @@ def _nearest(known: Iterable[Row], op: str, of: str, asked: Sizes) -> Row | None
 
 
 @cache
-def rows(device: str) -> tuple[Row, ...]:
-    """All that is known of a kind of device, as JAX names it. A damaged file counts for nothing, and that is said."""
+def rows(device: str) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """All that is known of a kind of device, as JAX names it, and with which other versions of JAX more was measured.
+    A damaged file counts for nothing, and that is said."""
     found: dict[Any, Row] = {}
+    others = []
     for path in (HERE / _name(device), kept(device)):
         try:
-            found |= {_call(row): row for row in read(path, device)}
+            made_by, measured = read(path, device)
         except ValueError as why:
             text_stream.say(f"{why}; it counts for nothing, and `weightmill tune` writes it anew")
-    return tuple(found.values())
+            continue
+        if made_by == jax():
+            found |= {_call(row): row for row in measured}
+        elif measured:
+            others.append(made_by)
+    return tuple(found.values()), tuple(others)
 
 
 def told(device: str) -> str:
-    """A digest of what is known of a device: results depend on which backends ran, as their sums differ."""
-    return identity([[row.op, row.of, list(row.sizes), dict(row.us)] for row in rows(device)])
+    """A digest of what is chosen on a device: results depend on which backends ran, as their sums differ."""
+    return identity([[row.op, row.of, list(row.sizes), row.faster] for row in rows(device)[0]])
+
+
+def jax() -> str:
+    """The JAX that is installed: major and minor version."""
+    return _minor(metadata.version("jax"))
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def kept(device: str) -> Path:
@@ -103,35 +126,35 @@ def keep(device: str, measured: Iterable[Row]) -> None:
     """
     path = kept(device)
     try:
-        before = read(path, device)
+        made_by, before = read(path, device)
     except ValueError:
-        before = []
-    found = {_call(row): row for row in (*before, *measured)}
+        made_by, before = jax(), []
+    found = {_call(row): row for row in (*(before if made_by == jax() else ()), *measured)}
     said = [{"op": r.op, "of": r.of, "sizes": list(r.sizes), "us": dict(r.us)} for r in found.values()]
     folder_for(path)
-    write_json(path, {"device": device, "rows": said})
+    write_json(path, {"version": VERSION, "device": device, "jax": metadata.version("jax"), "rows": said})
     rows.cache_clear()
 
 
-def read(path: Path, device: str) -> list[Row]:
-    """What a file says; nothing where there is none.
+def read(path: Path, device: str) -> tuple[str, list[Row]]:
+    """With which JAX, major and minor version, what was measured; nothing where there is no file.
 
     Raises:
         ValueError: it is no such file, or of another device.
     """
     try:
         said = json.loads(path.read_bytes().decode())
-        found = [Row(r["op"], r["of"], tuple(r["sizes"]), r["us"]) for r in said["rows"]]
-        whole = said["device"] == device and all(map(_whole, found))
+        made_by, found = str(said["jax"]), [Row(r["op"], r["of"], tuple(r["sizes"]), r["us"]) for r in said["rows"]]
+        whole = (said["version"], said["device"]) == (VERSION, device) and all(map(_whole, found))
     except FileNotFoundError:
-        return []
+        return jax(), []
     except OSError as why:
         raise ValueError(f"{path}: {why.strerror}") from None
     except (ValueError, TypeError, KeyError):
         whole = False
     if not whole:
         raise ValueError(f"{path}: no table of what calls take on {device}")
-    return found
+    return _minor(made_by), found
 
 
 def _call(row: Row) -> tuple[str, str, Sizes]:
@@ -139,9 +162,9 @@ def _call(row: Row) -> tuple[str, str, Sizes]:
 
 
 def _whole(row: Row) -> bool:
-    numbers = all(type(n) is int and n > 0 for n in row.sizes)
-    times = all(type(us) in (int, float) and us > 0 for us in dict(row.us).values())
-    return row.op in sizes.OPS and type(row.of) is str and numbers and times
+    numbers = all(type(n) is int and 0 < n < LONGEST for n in row.sizes)
+    times = isinstance(row.us, dict) and all(type(us) in (int, float) and 0 < us < LONGEST for us in row.us.values())
+    return type(row.of) is str and numbers and times and len(row.sizes) == sizes.MANY.get(row.op) and USUAL in row.us
 
 
 def _name(device: str) -> str:

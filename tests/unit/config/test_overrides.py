@@ -71,9 +71,11 @@ def test_a_path_that_exists_is_taken_as_typed(name: str, tmp_path: Path, monkeyp
 def test_a_number_stays_one_where_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And either is what the setting is of."""
     monkeypatch.chdir(tmp_path)
-    for name in ("2", "1_0"):
+    for name in ("2", "1_0", "1", "true", "null"):
         (tmp_path / name).mkdir()
     assert as_typed(["a=2", "prompt=2", "a=1_0"]) == ["a=2", "prompt='2'", "a='1_0'"]
+    same = ["a=1", "a=true", "a=null"]
+    assert as_typed(same) == same
     run = compose_run(["+model=gpt_oss", "evaluate.windows.batch=2", "paths.outputs=2"])
     assert (run.stages["evaluate"].windows.batch, run.spine.paths.outputs) == (2, "2")
 

@@ -21,6 +21,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case
 from pipeline.testing.memory import quantized
 from pipeline.testing.model_op import ModelOpContract, agree
+from plugins.kernels.attention import declines
 from plugins.kernels.attention.mosaic_gpu import _reach
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
@@ -291,6 +292,21 @@ def test_what_is_declined_and_why() -> None:
     assert reasons(heads("BF16"), packed).startswith("int8")
     refused = Kernel("attention", ("mosaic_gpu",), "tpu").choose({}).reasons
     assert "tpu" in refused
+
+
+WRONG = {"12.6.85": False, "12.8.61": True, "12.9.41": True, "12.9.86": False}
+
+
+@pytest.mark.parametrize(("ptxas", "wrong"), WRONG.items())
+def test_what_ptxas_compiles_wrongly_is_declined(ptxas: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declines.metadata, "version", lambda name: ptxas)
+    declines._miscompiled.cache_clear()
+    q = TensorSpec((1, 4, 2, 64), "BF16")
+    kernel = Kernel("attention", ("mosaic_gpu",), "gpu")
+    text = f"mosaic_gpu: nvidia-cuda-nvcc-cu12 {ptxas} may compile it wrongly; 12.9.86 or later does not"
+    assert kernel.choose({"q": q}).reasons == text * wrong
+    assert kernel.choose({"q": q, "causal": False}).reasons == kernel.on("cpu").choose({"q": q}).reasons == ""
+    declines._miscompiled.cache_clear()
 
 
 def test_other_devices_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

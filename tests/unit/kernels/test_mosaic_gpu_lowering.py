@@ -193,3 +193,9 @@ def test_no_option_but_its_own_chooses_mosaic_gpu() -> None:
     assert named.pop("mosaic_gpu") == {op for op in rooms() if "mosaic_gpu" in backends_of(op)}
     assert "auto" in named
     assert not any(named.values())
+
+
+def test_calls_of_several_models_at_once_are_lowered() -> None:
+    """As members of a population are trained, by `vmap`, which branches for other platforms have to bear as well."""
+    q, k = shaped(2, 1, 128, 8, 64), shaped(2, 1, 128, 2, 64)
+    assert CALL in lowered("cuda", jax.vmap(partial(_attention)), q, k, k, shaped(2, 8, dtype=F32))
