@@ -134,26 +134,19 @@ def _part(found: Found, block: int) -> Found:
 
 
 @dataclass(frozen=True)
-class Clip:
-    """See `pipeline.calibration.Calibrator`.
-
-    Attributes:
-        grid: factors of real scales that are tried beside 1. Symmetric integers then use all their codes
-            (`half_range`), where nothing says how scales are made.
-        steps: neighbours of a power of two that are tried, to each side.
-    """
-
-    grid: tuple[float, ...]
-    steps: int = 1
+class Clip(Imatrix):
+    """As `Imatrix`, but of outputs. Symmetric integers then use all their codes (`half_range`), where nothing says how
+    scales are made."""
 
     needs_hessian: ClassVar[bool] = True
+    called: ClassVar[str] = "awq"
 
     def calibrated(self, method: Any) -> Weighted | WeightedStructs:
         """
         Raises:
             ConfigError: the method cannot search for scales; says why.
         """
-        weighted = Imatrix(self.grid, self.steps).calibrated(method)
+        weighted = super().calibrated(method)
         if isinstance(weighted, WeightedStructs):
             return weighted
         s = method.scheme

@@ -47,6 +47,7 @@ class Imatrix:
     steps: int = 1
 
     needs_hessian: ClassVar[bool] = False
+    called: ClassVar[str] = "imatrix"  # option of `calibrate` that it is
 
     def calibrated(self, method: Any) -> Weighted | WeightedStructs:
         """
@@ -56,9 +57,9 @@ class Imatrix:
         if type(method) is Structs:  # which searches anyway
             return WeightedStructs.of(method)
         if type(method) is not Blockwise:
-            raise ConfigError(f"calibrate=imatrix: {type(method).__name__} searches for no scale of blocks")
+            raise ConfigError(f"calibrate={self.called}: {type(method).__name__} searches for no scale of blocks")
         try:
             searching = replace(method, search="mse", search_grid=self.grid, search_steps=self.steps)
         except ConfigError as why:
-            raise ConfigError(f"calibrate=imatrix searches for scales, as search=mse does: {why}") from None
+            raise ConfigError(f"calibrate={self.called} searches for scales, as search=mse does: {why}") from None
         return Weighted(**{f.name: getattr(searching, f.name) for f in fields(Blockwise)})
