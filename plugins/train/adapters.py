@@ -143,4 +143,4 @@ def adapting(ops: Ops) -> Ops:
 
 
 def _as(kind: type[Kernel], kernel: Kernel) -> Kernel:
-    return kind(kernel.op, kernel.backends, kernel.platform)
+    return kind(kernel.op, kernel.backends, kernel.platform, kernel.device)

@@ -111,4 +111,4 @@ def watching(ops: Ops, sums: Sums) -> Ops:
 
 
 def _as(kind: Any, kernel: Kernel, sums: Sums) -> Any:
-    return kind(kernel.op, kernel.backends, kernel.platform, sums)
+    return kind(kernel.op, kernel.backends, kernel.platform, kernel.device, sums=sums)
