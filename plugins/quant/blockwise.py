@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from pipeline.errors import ConfigError
 from pipeline.ops import Call, Kernel
 from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.codecs import scales
+from plugins.kernels.codecs.blocks import matrix_extremes
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
@@ -171,3 +175,16 @@ def searching(method: Blockwise, grid: tuple[float, ...], steps: int) -> Blockwi
     if usual and element(s.element).family == "fixed" and s.zero is None and s.scale != "e8m0":
         rule = "half_range"
     return replace(method, search="mse", search_grid=grid, search_steps=steps, scale_rule=rule)
+
+
+def matrix_scale(x: Any, lead: tuple[int, ...], scheme: Scheme, observed: Any) -> Any:
+    """The second-level scale of one matrix of `x` as it is stored; None where the scheme has none.
+
+    Args:
+        lead: which matrix.
+        observed: the extremes of all matrices, where they are known.
+    """
+    if scheme.second is None:
+        return None
+    ends = matrix_extremes(x[lead]) if observed is None else (observed.low[lead], observed.high[lead])
+    return scales.matrix_scale(np.maximum(*map(np.abs, ends)).astype(np.float32), scheme)

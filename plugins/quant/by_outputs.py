@@ -16,14 +16,13 @@ from pipeline.ops import Call
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.codecs import bits, scales
-from plugins.kernels.codecs.blocks import matrix_extremes
+from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize.numpy import empty, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, candidates, decoded, merged, quotients
 from plugins.kernels.quantize.recipe import Recipe
-from plugins.quant.blockwise import Blockwise, searching
+from plugins.quant.blockwise import Blockwise, matrix_scale, searching
 from plugins.quant.imatrix import Imatrix, Weighted
 from plugins.quant.structs import WeightedStructs
 
@@ -56,10 +55,8 @@ class ByOutputs(Weighted):
             return super().encode(x, statistics=statistics, measure=measure, observed=observed, **more)
         q = empty(x.shape, self.scheme)
         for lead in np.ndindex(*x.shape[:-2]):
-            second = None
-            if self.scheme.second is not None:
-                ends = matrix_extremes(x[lead]) if observed is None else (observed.low[lead], observed.high[lead])
-                second = scales.matrix_scale(np.maximum(*map(np.abs, ends)).astype(np.float32), self.scheme)
+            second = matrix_scale(x, lead, self.scheme, observed)
+            if q.second is not None:
                 q.second[lead] = second
             matrix, hessian = np.asarray(x[lead], np.float32), np.asarray(statistics.hessian(*lead), np.float32)
             height = max(1, TILE // matrix.shape[1])

@@ -16,15 +16,14 @@ from pipeline.ops import Call
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.codecs import bits, scales
-from plugins.kernels.codecs.blocks import matrix_extremes
+from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize.numpy import empty, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
 from plugins.kernels.quantize.recipe import Recipe
 from plugins.quant import feedback
-from plugins.quant.blockwise import Blockwise, searching
+from plugins.quant.blockwise import Blockwise, matrix_scale, searching
 from plugins.quant.corrected_structs import CorrectedStructs
 from plugins.quant.structs import Structs
 
@@ -61,10 +60,8 @@ class Corrected(Blockwise):
             return super().encode(x, measure=measure, observed=observed, **more)
         q = empty(x.shape, self.scheme)
         for lead in np.ndindex(*x.shape[:-2]):
-            second = None
-            if self.scheme.second is not None:
-                ends = matrix_extremes(x[lead]) if observed is None else (observed.low[lead], observed.high[lead])
-                second = scales.matrix_scale(np.maximum(*map(np.abs, ends)).astype(np.float32), self.scheme)
+            second = matrix_scale(x, lead, self.scheme, observed)
+            if q.second is not None:
                 q.second[lead] = second
             part = corrected(
                 np.asarray(x[lead], np.float32), statistics.hessian(*lead), self.scheme, self.recipe, second,
