@@ -209,7 +209,7 @@ def tune(say: Callable[[str], None]) -> list[tuple[str, str, str, float]]:
             else:
                 found += _module(backend.tuned).tune(say)
     if not found:
-        raise StageError("; ".join(lacking))
+        raise StageError("; ".join(lacking) or "JAX has no device here of which anything is timed")
     for why in lacking:
         say(why)
     return found
