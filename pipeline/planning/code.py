@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.config import extend
 from pipeline.digest import digest
 from pipeline.errors import SourceError, StorageError
-from pipeline.files import cache_folder, read_whole, write_json
+from pipeline.files import cache_folder, read_whole, write_over
 
 VERSION = 1  # of the file that keeps what was found
 MOST = 2000  # files of code that are kept; of those read earliest, in trees that are gone, there is no end
@@ -211,9 +211,9 @@ class Sources:
         """Write what is new; a cache that cannot be written only costs time."""
         if self._new:
             with suppress(StorageError, OSError):
-                self._kept.parent.mkdir(parents=True, exist_ok=True)
                 known = dict([*self._known.items()][-MOST:])
-                write_json(self._kept, {"version": VERSION, "files": known})
+                # In one line, which is written in a tenth of the time: nobody reads it.
+                write_over(self._kept, json.dumps({"version": VERSION, "files": known}).encode())
             self._new = False
 
 

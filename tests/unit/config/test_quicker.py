@@ -168,6 +168,31 @@ def test_a_config_is_what_omegaconf_makes_of_it(monkeypatch: pytest.MonkeyPatch,
     assert found[0] == found[1]
 
 
+def test_a_file_that_was_read_before_is_what_omegaconf_makes_of_it(tmp_path: Path) -> None:
+    """Each time it is read, whoever changed what was read before; and not when the file is another."""
+    register()
+    for file in sorted(CONF.rglob("*.yaml"))[::5]:
+        first, second, third = (OmegaConf.load(file) for _ in range(3))
+        for node in (first, second):
+            OmegaConf.update(node, "a.b", 1)
+        with file.open("rb") as opened:
+            others = [third, OmegaConf.load(str(file)), OmegaConf.load(opened)]
+        expected = described(quicker._made_load(file))
+        assert [described(node) for node in others] == [expected] * 3, file
+    file = tmp_path / "a.yaml"
+    for value in (1, 1, 1, 2):
+        file.write_text(f"a: {value}\n")
+        assert OmegaConf.load(file) == {"a": value}
+    for _ in range(2):  # what is wrong is not kept
+        file.write_text("a: [1\nb: }\n")
+        with pytest.raises(yaml.YAMLError, match=rf'in "{file}", line 2'):
+            OmegaConf.load(file)
+    with pytest.raises(TypeError, match="Unexpected file type"):
+        OmegaConf.load(1)  # type: ignore[arg-type]
+    file.write_text("")
+    assert [OmegaConf.load(file) for _ in range(3)] == [{}] * 3
+
+
 def test_a_copy_has_its_own_flags_and_memory() -> None:
     register()
     OmegaConf.register_new_resolver("counted", lambda: next(numbers), use_cache=True, replace=True)
