@@ -34,7 +34,8 @@
   `torchao` reproduces its codes, which decode wrong: it divides by 2^-126 (rceil: by 1, so all codes are 0).
 - search: `mse` tries other scales and keeps the one with the least sum of squared errors, the earlier of equals: the
   bytes ±1 … ±search_steps, or the real scale times each factor of search_grid. With `importance`, fp32 `[..., n]`
-  without the dimension of rows, of the sum in which each square is multiplied by that of its column.
+  without the dimension of rows, of the sum in which each square is multiplied by that of its column. A scale that
+  cannot be stored, or decodes to what is not finite, loses more than any other.
 - stochastic: round up or down with probabilities that make the mean right, from numbers that depend on `seed` and on
   the value's `place` = (tensor name, its shape, where x starts in it) only: chunks and threads change nothing.
 

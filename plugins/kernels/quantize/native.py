@@ -48,8 +48,8 @@ class _Call(ctypes.Structure):
         *((n, _LONG) for n in ("rows", "n", "row_stride", "col_stride", "block_rows", "block_elems")),
         *((n, _POINTER) for n in ("low", "high", "codes")),
         ("codes_stride", _LONG),
-        *((n, _POINTER) for n in ("scales", "zeros", "stats", "edges", "values")),
-        *((n, _INT) for n in ("dtype", "family", "bits", "mantissa", "bias", "least", "most", "scale", "zero")),
+        *((n, _POINTER) for n in ("scales", "zeros", "stats", "edges", "values", "tried", "importance")),
+        *((n, _INT) for n in ("options", "dtype", "family", "bits", "mantissa", "bias", "least", "most", "scale", "zero")),
         *((n, _INT) for n in ("second", "ends", "carry", "emax", "tiny", "ties", "sign", "reciprocal", "unrounded")),
         *((n, _INT) for n in ("poison", "middle")),
         *((n, _FLOAT) for n in ("largest", "unit", "span", "least_scale", "zero_scale", "second_value")),
@@ -75,8 +75,13 @@ def quantize(
     q = QTensor(scheme=here, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
     call, stats = _described(here, recipe), np.zeros(4)
     call.dtype, call.stats = FLOATS.index(dtype_name(x.dtype)), stats.ctypes.data if measure and not twice else None
+    tried = _tried(here, recipe)
+    call.tried, call.options = tried.ctypes.data, len(tried)
     before = 0
     for lead, matrix in as_matrices(x):
+        if importance is not None:
+            weights = np.ascontiguousarray(importance[lead if x.ndim > 1 else ()], np.float64)
+            call.importance = weights.ctypes.data
         if matrix.size:
             _matrix(call, q, lead if x.ndim > 1 else (), matrix, (observed, rows), before)
         before += matrix.size
@@ -85,6 +90,15 @@ def quantize(
     if recipe.overflow == "error" and reaches(np.int32(call.reach).view(np.float32), scheme):
         refuse_infinities(x, q)
     return (q, ErrorStats(int(stats[0]), *map(float, stats[1:]))) if measure else q
+
+
+def _tried(scheme: Scheme, recipe: Recipe) -> Any:
+    """float32: what a search tries, as src/quantize.h says; nothing where there is none."""
+    if recipe.search == "none":
+        return np.empty(0, np.float32)
+    if scheme.scale != "e8m0":
+        return np.array([1, *recipe.search_grid], np.float32)
+    return np.array([0, *(s for k in range(1, recipe.search_steps + 1) for s in (-k, k))], np.float32)
 
 
 def _scales_coded(x: Any, q: QTensor, scheme: Scheme, measure: bool, recipe: Recipe) -> Any:

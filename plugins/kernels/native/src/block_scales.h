@@ -8,11 +8,12 @@ struct Blocks {
   float *low, *high;  // extremes, or for WM_ENDS_AMAX the largest magnitude in `high`
   float *divisor, *total, *point, *minimum, *stored_minimum;
   int32_t *scale, *zero;  // as stored
+  float* tried;           // the factor of a real scale, or the step from a power of two; null: the usual scale
   bool poisoned;
 
   Blocks from(int64_t k) const {
     return {low + k, high + k, divisor + k, total + k, point + k, minimum + k, stored_minimum + k, scale + k, zero + k,
-            poisoned};
+            tried == nullptr ? tried : tried + k, poisoned};
   }
 };
 
@@ -45,6 +46,11 @@ static inline void share_power(const QuantizeCall& q, Blocks& b, int64_t i, VF a
   VI byte = (((p << (subnormal & 1)) + q.carry) >> 23) + subnormal - q.emax;
   byte = byte < 0 ? VI{} : byte;
   byte = byte > 254 ? full(254) : byte;
+  if (b.tried != nullptr) {
+    byte += __builtin_convertvector(load(b.tried + i), VI);
+    byte = byte < 0 ? VI{} : byte;
+    byte = byte > 254 ? full(254) : byte;
+  }
   const VI used = byte == 0 ? full(q.tiny) : byte, least = full(1 << 22);
   const VI total = byte == 0 ? least : byte << 23;
   store(b.scale + i, broken ? full(nan_of(WM_SCALE_E8M0)) : byte);
@@ -61,6 +67,7 @@ static inline void share_real(const QuantizeCall& q, Blocks& b, int64_t i, VF lo
   raw = raw / q.span;
   if (q.second == WM_SECOND_F32) raw = raw / q.second_value;
   if (q.second == WM_SECOND_INVERSE_F32) raw = raw * q.second_value;
+  if (b.tried != nullptr) raw = raw * load(b.tried + i);
   VF kept = raw;
   if (q.least_scale != 0) kept = most_of(kept, full(q.least_scale));
   if (q.scale == WM_SCALE_E4M3) kept = least_of(kept, full(448.0f));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "floats.h"
@@ -16,9 +17,10 @@ namespace {
 
 struct Scratch {
   char* bytes;
-  explicit Scratch(const Region& region)
+  Scratch(const Region& region, bool searches)
       : bytes(static_cast<char*>(::operator new(
-            sizeof(portable::Strip) + size_t(TALL_ROWS * TALL_STRIP + BLOCK_ARRAYS * (region.blocks + SLACK)) * 4,
+            sizeof(portable::Strip) + size_t(TALL_ROWS * TALL_STRIP * 4) +
+                size_t((BLOCK_ARRAYS + searches * SEARCH_ARRAYS) * array_bytes(region)),
             std::align_val_t(64)))) {}
   ~Scratch() { ::operator delete(bytes, std::align_val_t(64)); }
 };
@@ -40,7 +42,7 @@ extern "C" {
 // A WmFound.
 WM_API int wm_quantize(int isa, QuantizeCall* q) {
   const Region region = region_of(*q);
-  const Scratch scratch(region);
+  const Scratch scratch(region, q->options != 0);
 #if WM_X86
   if (isa == WM_ISA_AVX512) return avx512::quantize(*q, region, scratch.bytes);
   if (isa == WM_ISA_AVX2) return avx2::quantize(*q, region, scratch.bytes);
@@ -51,7 +53,7 @@ WM_API int wm_quantize(int isa, QuantizeCall* q) {
 // The smallest and the largest value of the matrix of `q`, of whose other fields only the dtype counts.
 WM_API void wm_extremes(int isa, const QuantizeCall* q, float* low, float* high) {
   const Region region = region_of(*q);
-  const Scratch scratch(region);
+  const Scratch scratch(region, false);
 #if WM_X86
   if (isa == WM_ISA_AVX512) return avx512::extremes(*q, region, scratch.bytes, low, high);
   if (isa == WM_ISA_AVX2) return avx2::extremes(*q, region, scratch.bytes, low, high);

@@ -22,6 +22,11 @@ struct QuantizeCall {
   void *scales, *zeros;
   double* stats;  // count, max |error|, Σ error², Σ x²: added to; or null
   const float *edges, *values;  // of a table: 15 boundaries that a larger value is past, 16 values
+  // Of a search: the factors of a real scale that are tried, or the steps from a power of two, the usual one first; and
+  // what the squared error of a column counts, [n], or null.
+  const float* tried;
+  const double* importance;
+  int32_t options;  // how many of `tried` there are; 0: no search
   int32_t dtype;  // 0 BF16, 1 F16, 2 F32
   // The element.
   int32_t family, bits;
@@ -47,7 +52,7 @@ enum WmFound : int32_t { WM_DONE, WM_NOT_FINITE, WM_SCALE_PAST, WM_ZERO_PAST };
 
 // Elements that are worked on at once: what is made of them stays in L1 cache.
 constexpr int64_t STRIP = 1024, TALL_STRIP = 256, TALL_ROWS = 32, SLACK = 64;
-constexpr int BLOCK_ARRAYS = 9;
+constexpr int BLOCK_ARRAYS = 9, SEARCH_ARRAYS = 6;  // of 4 bytes a block
 
 // The least piece of a matrix that holds its blocks whole and is not too small to be worth a call; in codes whole bytes.
 struct Region {
@@ -56,7 +61,9 @@ struct Region {
 };
 
 inline Region region_of(const QuantizeCall& q) {
-  const bool tall = q.row_stride == 1 && q.col_stride != 1 && q.rows >= 8;
+  // A search adds up a block's errors row by row, and so it must find them.
+  const bool in_order = q.options == 0 || q.block_rows == 1 || q.block_elems <= TALL_STRIP;
+  const bool tall = q.row_stride == 1 && q.col_stride != 1 && q.rows >= 8 && in_order;
   const int64_t wide = tall ? TALL_STRIP : STRIP, band = q.block_rows, width = q.block_elems;
   int64_t grain = width;
   for (int k = 0; k < 3 && grain % 8 != 0; ++k) grain *= 2;
@@ -66,3 +73,6 @@ inline Region region_of(const QuantizeCall& q) {
   found.blocks = ((found.rows + band - 1) / band) * ((found.cols + width - 1) / width);
   return found;
 }
+
+// Bytes of each of the arrays of what blocks share; whole cache lines.
+inline int64_t array_bytes(const Region& region) { return (region.blocks + SLACK + 15) / 16 * 64; }

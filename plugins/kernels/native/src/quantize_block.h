@@ -9,6 +9,7 @@
 #include "extremes.h"
 #include "block_scales.h"
 #include "quantize_strip.h"
+#include "quantize_search.h"
 #include "turn.h"
 
 // One call: the matrix, region by region.
@@ -17,6 +18,7 @@ struct Coder {
   QuantizeCall& q;
   const Region region;
   Blocks b;
+  Searched searched;
   Strip& s;
   T* tile;  // [TALL_ROWS][TALL_STRIP], or one strip
   Sums* sums;
@@ -146,13 +148,46 @@ struct Coder {
     }
   }
 
+  // What the blocks of a region share under option `o`, and what they lose then.
+  WmFound lost(int64_t o, int64_t r0, int64_t r1, int64_t c0, int64_t c1, int64_t count, int64_t across, double* sums) {
+    for (int64_t i = 0; i < count + LANES; ++i) b.tried[i] = q.tried[o], sums[i] = 0;  // of whole registers
+    const WmFound found = share(q, b, count);
+    if (found == WM_NOT_FINITE) return found;
+    each_strip(r0, r1, c0, c1, [&](const T* x, int64_t r, int64_t first, int64_t cols) {
+      const int64_t at = (r - r0) / q.block_rows * across;
+      lose(q, b.from(at), s, x, first, cols, q.importance == nullptr ? nullptr : q.importance + c0 + first, sums + at);
+    });
+    for (int64_t i = 0; i < count; ++i) sums[i] = sums[i] == sums[i] ? sums[i] : std::numeric_limits<double>::infinity();
+    return WM_DONE;
+  }
+
+  // What the blocks of a region share under the option that loses least, the earlier of equals.
+  WmFound search(int64_t r0, int64_t r1, int64_t c0, int64_t c1, int64_t count, int64_t across) {
+    const int32_t reach = q.reach;
+    const Searched& of = searched;
+    if (const WmFound found = lost(0, r0, r1, c0, c1, count, across, of.least)) return found;
+    for (int64_t i = 0; i < count; ++i) of.chosen[i] = q.tried[0];
+    for (int64_t o = 1; o < q.options; ++o) {
+      lost(o, r0, r1, c0, c1, count, across, of.sum);
+      for (int64_t i = 0; i < count; ++i) {
+        const bool better = of.sum[i] < of.least[i];
+        of.least[i] = better ? of.sum[i] : of.least[i];
+        of.chosen[i] = better ? q.tried[o] : of.chosen[i];
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) b.tried[i] = of.chosen[i];
+    q.reach = reach;  // what was tried and not taken is not stored
+    return share(q, b, count);
+  }
+
   WmFound one(int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
     const int64_t band = q.block_rows, width = q.block_elems;
     const int64_t across = (c1 - c0 + width - 1) / width, down = (r1 - r0 + band - 1) / band;
     const int64_t row_of_scales = (q.n + width - 1) / width;
     resident = nullptr;
     find_ends(r0, r1, c0, c1, down * across, across);
-    if (const WmFound found = share(q, b, down * across)) return found;
+    const int64_t count = down * across;
+    if (const WmFound found = q.options == 0 ? share(q, b, count) : search(r0, r1, c0, c1, count, across)) return found;
     for (int64_t d = 0; d < down; ++d)
       keep(q, b.from(d * across), across, (r0 / band + d) * row_of_scales + c0 / width);
     int64_t last_band = -1, last_first = -1, last_count = -1;
@@ -182,11 +217,17 @@ static WmFound quantize_as(QuantizeCall& q, const Region& region, char* scratch,
   scratch += sizeof(Strip);
   T* tile = reinterpret_cast<T*>(scratch);
   scratch += TALL_ROWS * TALL_STRIP * 4;
-  float* shared[BLOCK_ARRAYS];
-  for (float*& array : shared) array = reinterpret_cast<float*>(scratch), scratch += (region.blocks + SLACK) * 4;
-  const Blocks b{shared[0], shared[1], shared[2], shared[3], shared[4], shared[5], shared[6],
-                 reinterpret_cast<int32_t*>(shared[7]), reinterpret_cast<int32_t*>(shared[8]), false};
-  Coder<T> coder{q, region, b, s, tile, sums};
+  const int64_t each = array_bytes(region);
+  const auto array = [&](int k) { return reinterpret_cast<float*>(scratch + k * each); };
+  const bool searches = q.options != 0;
+  const Blocks b{array(0), array(1), array(2), array(3), array(4), array(5), array(6),
+                 reinterpret_cast<int32_t*>(array(7)), reinterpret_cast<int32_t*>(array(8)),
+                 searches ? array(BLOCK_ARRAYS) : nullptr, false};
+  Searched searched{};
+  if (searches)
+    searched = {array(BLOCK_ARRAYS + 1), reinterpret_cast<double*>(array(BLOCK_ARRAYS + 2)),
+                reinterpret_cast<double*>(array(BLOCK_ARRAYS + 4))};
+  Coder<T> coder{q, region, b, searched, s, tile, sums};
   return coder.all();
 }
 
@@ -207,7 +248,7 @@ static WmFound quantize(QuantizeCall& q, const Region& region, char* scratch) {
 // (low, high) of a whole matrix, NaN where there is one.
 template <typename T>
 static void extremes_as(const QuantizeCall& q, const Region& region, char* scratch, float* low, float* high) {
-  Coder<T> coder{const_cast<QuantizeCall&>(q), region, Blocks{}, *reinterpret_cast<Strip*>(scratch),
+  Coder<T> coder{const_cast<QuantizeCall&>(q), region, Blocks{}, Searched{}, *reinterpret_cast<Strip*>(scratch),
                  reinterpret_cast<T*>(scratch + sizeof(Strip)), nullptr};
   int32_t l = INT32_MAX, h = INT32_MIN;
   coder.each_strip(0, q.rows, 0, q.n, [&](const T* x, int64_t, int64_t, int64_t count) {

@@ -188,6 +188,19 @@ static bool code_by_patterns(const QuantizeCall& q, const Blocks& b, const Bf16*
   return true;
 }
 
+// Has for each of a strip's values what its block has, where `code_any` needs that.
+static void spread_all(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t first, int64_t count) {
+  const int64_t width = q.block_elems;
+  if (shift_of(q) >= 0) return;
+  spread(b.divisor, width, first, count, s.divisor);
+  spread(b.total, width, first, count, s.total);
+  if (q.zero == WM_ZERO_INT) spread(b.point, width, first, count, s.point);
+  if (q.zero == WM_ZERO_MIN_F16) {
+    spread(b.minimum, width, first, count, s.minimum);
+    spread(b.stored_minimum, width, first, count, s.stored_minimum);
+  }
+}
+
 // One strip of one row, in columns [first, first + count) of its band.
 template <typename T>
 static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, int64_t first, int64_t count,
@@ -195,15 +208,7 @@ static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, 
   const int64_t width = q.block_elems;
   if (sums == nullptr && code_by_patterns(q, b, x, first, count, out)) return;
   widen(x, count, s.v);
-  if (!same && shift_of(q) < 0) {
-    spread(b.divisor, width, first, count, s.divisor);
-    spread(b.total, width, first, count, s.total);
-    if (q.zero == WM_ZERO_INT) spread(b.point, width, first, count, s.point);
-    if (q.zero == WM_ZERO_MIN_F16) {
-      spread(b.minimum, width, first, count, s.minimum);
-      spread(b.stored_minimum, width, first, count, s.stored_minimum);
-    }
-  }
+  if (!same) spread_all(q, b, s, first, count);
   int64_t without = 0;  // values of poisoned blocks: codes 0, and nothing is lost
   const auto poisoned = [&](int64_t i) { return b.scale[(first + i) / width] == nan_of(q.scale); };
   for (int64_t i = 0; b.poisoned && i < count; ++i)

@@ -186,7 +186,8 @@ def _first_largest(blocks: Any, ends: Any) -> Any:
 
 
 def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Recipe, weights: Any) -> Found:
-    """For each block the option with the least sum of squared errors; the earlier of equals."""
+    """For each block the option with the least sum of squared errors; the earlier of equals, and those that are not
+    finite are equal."""
     e = element(scheme.element)
     best, least = options[0], None
     for option in options:
@@ -197,6 +198,7 @@ def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Reci
         flat = square.transpose(0, 2, 1, 3).reshape(down, across, r * n)
         # A running sum adds in order, whatever the array's shape: the same block always has the same error.
         total = np.cumsum(flat, axis=-1)[..., -1].reshape(down, 1, across, 1)
+        total[np.isnan(total)] = np.inf
         if least is None:
             least = total
             continue

@@ -44,7 +44,8 @@ def shared_of(
     """What a block's values share; None if one of them is not finite.
 
     With a search, the candidates are tried in order and the first with the least sum of squared errors wins,
-    each by the weight of its column where they have any.
+    each by the weight of its column where they have any. One that cannot be stored, or that decodes to what is not
+    finite, loses more than any other.
     """
     low, high = ends
     amax = max(abs(low), abs(high))
@@ -63,17 +64,31 @@ def shared_of(
         elif scheme.second == "inverse_f32":
             raw = raw * second
         factors = (1.0, *recipe.search_grid) if recipe.search == "mse" else (1.0,)
-        options = [_real(F32(raw * F32(f)), low, scheme, recipe, second, amax) for f in factors]
-    if len(options) == 1:
-        return options[0]
-    errors = []
-    for option in options:
-        error = 0.0
-        for v, weight in zip(block, weights or [1.0] * len(block), strict=True):
-            y = value_of(code_of(v, option, scheme, recipe), option.total, option.zero, scheme)
-            error += (v - float(y)) ** 2 * weight
-        errors.append(error)
-    return options[errors.index(min(errors))]
+        options = [_real(F32(raw * F32(f)), low, scheme, recipe, second) for f in factors]
+    best = options[0]
+    if len(options) > 1:
+        errors = [_error(block, option, scheme, recipe, weights) for option in options]
+        best = options[errors.index(min(errors))]
+    if not _is_stored(best.scale):
+        raise unstorable(amax, "scales", scheme)
+    if not _is_stored(best.zero):
+        raise unstorable(amax, "zeros", scheme)
+    return best
+
+
+def _is_stored(part: Any) -> bool:
+    return part is None or bool(np.isfinite(part))
+
+
+def _error(block: list[float], option: Shared, scheme: Scheme, recipe: Recipe, weights: list[float] | None) -> float:
+    """The sum of squared errors of a block under these scales, infinite if it is not a number."""
+    if not _is_stored(option.scale) or not _is_stored(option.zero):
+        return math.inf
+    error = 0.0
+    for v, weight in zip(block, weights or [1.0] * len(block), strict=True):
+        y = value_of(code_of(v, option, scheme, recipe), option.total, option.zero, scheme)
+        error += (v - float(y)) ** 2 * weight
+    return math.inf if math.isnan(error) else error
 
 
 def scale_byte(amax: float, name: str, rule: str) -> int:
@@ -114,7 +129,7 @@ def _raw(block: list[float], low: float, high: float, scheme: Scheme, rule: str)
     return (F32(high) - F32(low)) / F32(e.most)
 
 
-def _real(raw: Any, low: float, scheme: Scheme, recipe: Recipe, second: Any, amax: float) -> Shared:
+def _real(raw: Any, low: float, scheme: Scheme, recipe: Recipe, second: Any) -> Shared:
     e = element(scheme.element)
     rounded = max(raw, F32(recipe.least_scale)) if recipe.least_scale else raw
     if scheme.scale == "e4m3":
@@ -147,10 +162,6 @@ def _real(raw: Any, low: float, scheme: Scheme, recipe: Recipe, second: Any, ama
     elif scheme.zero == "min_f16":
         zero = np.float16(F32(low))
         minimum = F32(low) if recipe.codes_from == "unrounded" else F32(zero)
-    if not math.isfinite(stored):
-        raise unstorable(amax, "scales", scheme)
-    if minimum is not None and not np.isfinite(zero):
-        raise unstorable(amax, "zeros", scheme)
     return Shared(stored, total, divisor, zero, minimum)
 
 
