@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.coded_store import CodedStore, Unpacked
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.views import MappedStore
 from stages.calibrate import likely
 from tests.cases import model_runs
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 
 ROWS = np.random.default_rng(1).integers(0, models.VOCAB, (5, 24)).tolist()
+TOGETHER = len(ROWS)  # in a batch, so that a step is one program; where another is asked for, the last has fewer rows
 Found = dict[str, Any]
 Said = list[tuple[int, frozenset[str], Found]]
 
@@ -41,14 +42,18 @@ def read(folder: Path, file: str) -> Found:
 def observed(checkpoint: Checkpoint, folder: Path) -> list[Found]:
     """Of a model as it is, block by block."""
     folder.mkdir()
-    model_runs.engine().observe(checkpoint, ROWS, 2, folder, hessian=True)
+    model_runs.engine().observe(checkpoint, ROWS, TOGETHER, folder, hessian=True)
     return [read(folder, f"layers.{i}.npz") for i in range(2)]
+
+
+@cache
+def method() -> Any:
+    return replace(quant_method("int4"), block_elems=32)
 
 
 def coded(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
     """Rounded to the nearest."""
-    method = replace(quant_method("int4"), block_elems=32)
-    return replace(checkpoint, store=CodedStore(checkpoint.store, dict.fromkeys(names, method), measure=False))
+    return replace(checkpoint, store=CodedStore(checkpoint.store, dict.fromkeys(names, method()), measure=False))
 
 
 def decoded(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
@@ -66,6 +71,7 @@ def followed(
     within: bool,
     then: Callable[[Collection[str]], Checkpoint],
     becomes: Checkpoint | None = None,
+    batch: int = TOGETHER,
 ) -> Said:
     """What was said of each group, when it was to be quantized."""
     folder.mkdir(exist_ok=True)
@@ -78,7 +84,7 @@ def followed(
     names = frozenset(likely(checkpoint))
     becomes = becomes or coded(checkpoint, names)
     model_runs.engine().observe(
-        checkpoint, ROWS, 2, folder, hessian=True, coded=becomes, names=names, within=within, rounded=rounded
+        checkpoint, ROWS, batch, folder, hessian=True, coded=becomes, names=names, within=within, rounded=rounded
     )
     assert [p.name for p in folder.iterdir()] == ["hidden.2.npy"]
     return said
@@ -107,19 +113,17 @@ def close(found: Found, wanted: Found) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss", "qwen3_moe", "gemma3"])
 @pytest.mark.brief("gpt_oss")
 def test_where_nothing_changes_inputs_are_those_of_the_model(kind: str, tmp_path: Path, thorough: bool) -> None:
+    """In `make test`, of whole blocks: of groups the next test says it."""
     plain, wanted = models.checkpoint(kind), plainly(kind)
-    whole: Said = []
+    found = followed(plain, tmp_path / "blocks", within=False, then=lambda _: plain, becomes=plain, batch=2)
+    assert [block for block, *_ in found] == [0, 1]
     if thorough:
-        whole = followed(plain, tmp_path / "blocks", within=False, then=lambda _: plain, becomes=plain)
-        assert [block for block, *_ in whole] == [0, 1]
-    parts = followed(plain, tmp_path / "matrices", within=True, then=lambda _: plain, becomes=plain)
-    assert sorted(name for _, names, _ in parts for name in names) == sorted(likely(plain))
-    first = [names for block, names, _ in parts if block == 0]
-    assert {name.rsplit(".", 2)[1] for name in first[0]} == {"q_proj", "k_proj", "v_proj"}
-    assert {name.rsplit(".", 2)[1] for name in first[1]} == {"o_proj"}
-    for block, names, found in [*whole, *parts]:
-        assert {key.rpartition("/")[0] for key in found} == names
-        close(found, wanted[block])
+        parts = followed(plain, tmp_path / "matrices", within=True, then=lambda _: plain, becomes=plain)
+        assert sorted(name for _, names, _ in parts for name in names) == sorted(likely(plain))
+        found += parts
+    for block, names, statistics in found:
+        assert {key.rpartition("/")[0] for key in statistics} == names
+        close(statistics, wanted[block])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
@@ -137,9 +141,14 @@ def test_inputs_are_those_that_quantized_weights_before_give(kind: str, tmp_path
     q = next(n for n in likely(plain) if "layers.1" in n and "q_proj" in n)
     change = np.abs(half[1][f"{q}/hessian"] - was[1][f"{q}/hessian"]).max() / np.abs(was[1][f"{q}/hessian"]).max()
     assert change > 1e-3, "or the model as it was would do"
+    groups = part_by_part(kind)[0]
+    assert sorted(name for _, names, _ in groups for name in names) == sorted(likely(plain))
     before = set[str]()
-    parts = [(names, found) for block, names, found in part_by_part(kind)[0] if block == 0]
+    parts = [(names, found) for block, names, found in groups if block == 0]
+    qkv, o, *_ = ({name.rsplit(".", 2)[1] for name in names} for names, _ in parts)
+    assert (qkv, o) == ({"q_proj", "k_proj", "v_proj"}, {"o_proj"})
     for n, (names, found) in enumerate(parts):
+        assert {key.rpartition("/")[0] for key in found} == names
         if thorough or n in (0, len(parts) - 1):
             close(found, observed(decoded(plain, before), tmp_path / str(n))[0] if before else was[0])
         before |= names

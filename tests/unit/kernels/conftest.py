@@ -16,6 +16,13 @@ def quick() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def quick_at_first(thorough: bool) -> Iterator[None]:
+    """For rules and shapes whose arithmetic other tests have as optimized programs; `make test-all` optimizes these."""
+    with quick_compilation(not thorough):
+        yield
+
+
 @pytest.fixture(params=library.ISAS)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each instruction set that this machine has, forced; the others' tests are skipped."""

@@ -84,6 +84,7 @@ def test_real_scales(scheme):
     "scheme", [Scheme("int8", 0, "f32"), Scheme("e4m3", 0, "f32", 0), Scheme("e2m3", 8, "e8m0", 0)]
 )
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 6, 40), (2, 7, 0), (0, 16)])
+@pytest.mark.usefixtures("quick_at_first")
 def test_shared_rows_and_columns(scheme, shape):
     if scheme.block_elems and not shape[-1]:
         pytest.skip("no columns, no blocks")
@@ -105,6 +106,7 @@ BANDED = (
     ],
 )
 @pytest.mark.brief(each=("scheme",))
+@pytest.mark.usefixtures("quick_at_first")
 def test_bands_of_rows(scheme, lead, rows):
     same(tensor(scheme, (*lead, rows, 48)))
 
@@ -113,17 +115,20 @@ def test_bands_of_rows(scheme, lead, rows):
     Scheme("e2m1", 32, "e8m0"), Scheme("e2m1", 16, "e4m3", second="f32"), Scheme("uint4", 32, "f16", zero="min_f16"),
     Scheme("nf4", 32, "dynamic8", second="dynamic8"), Scheme("int8", 0, "f32"),
 ], ids=str)  # fmt: skip
+@pytest.mark.usefixtures("quick_at_first")
 def test_vectors(scheme):
     same(tensor(scheme, (96,)))
 
 
 @pytest.mark.parametrize("scheme", [s for s in REAL if s.scale in ("f32", "bf16")], ids=str)
 @pytest.mark.brief(each=lambda call: call["scheme"].element)
+@pytest.mark.usefixtures("quick_at_first")
 def test_the_whole_exponent_range_but_subnormals(scheme):
     with np.errstate(all="ignore"):
         same(tensor(scheme, (64, 96), spread=120), smallest=2.0**-124 if scheme.zero is None else 2.0**-100)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_any_scale_pattern():
     rng = np.random.default_rng(1)
     q = tensor(Scheme("e2m1", 16, "e4m3", second="inverse_f32"), (4096, 64))
@@ -133,15 +138,17 @@ def test_any_scale_pattern():
         same(QTensor(q.codes, scales, q.scheme, second=second.reshape(1, 1)), smallest=2.0**-126)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_is_one_program_of_traced_arrays_and_differentiates_nothing_else():
     q = tensor(Scheme("e2m1", 32, "e8m0"), (2, 6, 64))
     stacked = jax.lax.map(lambda one: decode(one, jnp.float32), jax.tree.map(jnp.asarray, q))
-    batched = jax.vmap(lambda one: decode(one, jnp.float32))(jax.tree.map(jnp.asarray, q))
+    batched = jax.jit(jax.vmap(lambda one: decode(one, jnp.float32)))(jax.tree.map(jnp.asarray, q))
     want = dequantize(q, "F32")
     for got in (stacked, batched):
         np.testing.assert_array_equal(np.asarray(got), want)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_float16_is_refused():
     with pytest.raises(ConfigError, match="not float16"):
         decode(tensor(Scheme("int8", 8, "f32"), (2, 8)), jnp.float16)

@@ -74,6 +74,7 @@ def test_bits_are_the_host_s(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.brief("nvfp4", "uint4 with a zero point", "nf4")
+@pytest.mark.usefixtures("quick_at_first")
 def test_with_a_gradient_the_bits_are_the_same_and_it_passes(name: str) -> None:
     method, x = built(name), array(BF16)
     direction = np.random.default_rng(1).standard_normal(x.shape).astype(BF16)
@@ -98,6 +99,7 @@ def test_with_a_gradient_the_bits_are_the_same_and_it_passes(name: str) -> None:
         ("int8", "qwix"),
     ],
 )
+@pytest.mark.usefixtures("quick_at_first")
 def test_as_libraries_do_it(name: str, like: str) -> None:
     method, x = built(name, like=like), array(np.float32, seed=2)
     check(on_host(method, x), traced(method)(x))
@@ -115,6 +117,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("name", "how"), RULES, ids=str)
+@pytest.mark.usefixtures("quick_at_first")
 def test_rules_of_powers_of_two(name: str, how: dict[str, Any]) -> None:
     method, x = built(name, **how), array(np.float32, seed=3)
     check(on_host(method, x), traced(method)(x))
@@ -135,6 +138,7 @@ def test_rules_of_powers_of_two(name: str, how: dict[str, Any]) -> None:
     ids=str,
 )
 @pytest.mark.brief(when=lambda scheme: scheme.element in ("int4", "uint8", "nf4"))
+@pytest.mark.usefixtures("quick_at_first")
 def test_recipes_of_real_scales(scheme: Scheme, how: dict[str, Any]) -> None:
     x = array(np.float32, seed=4)
     q = Kernel("quantize", ("numpy",))(x, scheme, **how)
@@ -142,6 +146,7 @@ def test_recipes_of_real_scales(scheme: Scheme, how: dict[str, Any]) -> None:
     check(want, jax.jit(partial(OP, scheme=scheme, **how))(x))
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_a_vector_no_elements_and_vmap() -> None:
     x = array(np.float32)
     row = partial(OP, scheme=MXFP4)
@@ -152,6 +157,7 @@ def test_a_vector_no_elements_and_vmap() -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "int8", "q4_1", "nvfp4"])
+@pytest.mark.usefixtures("quick_at_first")
 def test_what_the_host_refuses_is_nan(name: str) -> None:
     """Of the block; of the matrix, where its scales share one."""
     method, x = built(name), array(np.float32)
@@ -166,6 +172,7 @@ def test_what_the_host_refuses_is_nan(name: str) -> None:
     assert np.array_equal(got, want)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_a_scale_past_its_encoding_is_nan() -> None:
     x = np.ones((2, 64), np.float32)
     x[1, 3] = 1e30  # / 7 is past F16
@@ -179,6 +186,7 @@ def test_a_scale_past_its_encoding_is_nan() -> None:
 
 @pytest.mark.parametrize("name", ["mxfp4", "q4_0", "fp8_e4m3", "uint4 with a zero point"])
 @pytest.mark.brief("mxfp4", "q4_0")
+@pytest.mark.usefixtures("quick_at_first")
 def test_a_clipped_gradient_is_0_where_values_were_saturated(name: str) -> None:
     """OCP's floor rule saturates: up to 8 in a block of scale 1, whose largest element is 6."""
     method = built(name)
@@ -257,6 +265,7 @@ ONE = {
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", ONE)
 @pytest.mark.brief(each=["name"])
+@pytest.mark.usefixtures("quick_at_first")
 def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str, dtype: Any, thorough: bool) -> None:
     """Values past it saturate: some of the first scale's."""
     x, scheme = array(dtype), ONE[name]
@@ -267,6 +276,7 @@ def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str,
         check(np.asarray(want, dtype), jax.jit(partial(OP, scheme=scheme, **how))(x))
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_integers_under_a_given_scale_use_all_their_codes() -> None:
     """Spelt out: as vLLM and compressed-tensors round inputs under a calibrated scale."""
     x, s = np.linspace(-9, 9, 800, dtype=np.float32)[None], np.float32(0.0437)
@@ -278,6 +288,7 @@ def test_integers_under_a_given_scale_use_all_their_codes() -> None:
     np.testing.assert_array_equal(fp8, codes.astype(np.float32) * s)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_under_nvfp4_s_second_level_scale_blocks_are_those_of_any_matrix_that_reaches_it() -> None:
     rng = np.random.default_rng(3)
     x = rng.standard_normal((5, 64)).astype(np.float32)

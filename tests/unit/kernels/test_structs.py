@@ -51,6 +51,7 @@ def test_the_least_factors_are_not_flushed(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("quick_at_first")
 def test_models_look_up(kind):
     w = packed(kind, 9, 256)
     ids = np.array([[3, 8], [0, 3]], np.int32)
@@ -117,6 +118,7 @@ def test_integers_for_many_rows_are_as_near_as_elsewhere(kind):
 @pytest.mark.parametrize("backend", ["xla", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 @pytest.mark.brief("1-xla", "5-xla", "70-native")
+@pytest.mark.usefixtures("quick_at_first")
 def test_experts_are_multiplied(backend, tokens):
     rng = np.random.default_rng(0)
     w_in, w_out = packed("q4_k", 3, 256, 256), packed("q6_k", 3, 7, 256, seed=1)
