@@ -8,12 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
 from plugins.formats.compressed_tensors.schemes import NVFP4
-from tests.cases.quantized import leaves_of, quantized, write_folder
+from tests.cases.quantized import leaves_of, quant_method, quantized, write_folder
 from tests.oracles.blocks_by_hand import E2M1, codes, dequantize
 from tests.unit.formats.test_compressed_tensors import CASES, CONFIG, model, specs_of
 

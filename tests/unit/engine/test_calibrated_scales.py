@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.sharding import models
 from tests.unit.engine.test_activations import rounder
 from tests.unit.stages.test_smooth import MATRICES, Seen
 
-INT8, FP8, NVFP4 = (quant_method(name) for name in ("int8", "fp8_e4m3", "nvfp4"))
+int8, fp8, nvfp4 = (partial(quant_method, name) for name in ("int8", "fp8_e4m3", "nvfp4"))
 
 
 class Known:
@@ -48,23 +49,23 @@ class Known:
 
 def test_scales_are_those_that_the_method_makes_of_the_largest_value() -> None:
     names = ("experts", "plan", "other")
-    found = calibrated(Known(), names, INT8)
+    found = calibrated(Known(), names, int8())
     assert [*found.values] == ["experts", "plan"]
     assert found.values["experts"] == np.float32(200) / np.float32(127)
     assert np.isnan(found.values["plan"])
     assert found.scheme == Scheme("int8", 0, "f32", block_rows=0)
     with pytest.raises(KeyError):
         found.values["other"]
-    assert calibrated(Known(), names, FP8).values["experts"] == np.float32(200) / np.float32(448)
+    assert calibrated(Known(), names, fp8()).values["experts"] == np.float32(200) / np.float32(448)
     direct = quant_method("nvfp4", "quant.second=f32")
     assert calibrated(Known(), names, direct).values["experts"] == np.float32(200) / np.float32(448 * 6)
     inverse = calibrated(Known(), names, quant_method("nvfp4", "quant.second=inverse_f32"))
     assert inverse.values["experts"] == np.float32(448 * 6) / np.float32(200)
-    assert scale(INT8, 0.0) == np.float32(1) / np.float32(127), "of nothing but zeros"
+    assert scale(int8(), 0.0) == np.float32(1) / np.float32(127), "of nothing but zeros"
 
 
 def test_a_quantile_is_of_values_that_experts_saw() -> None:
-    found = calibrated(Known(), ("experts", "unkept"), INT8, 0.9)
+    found = calibrated(Known(), ("experts", "unkept"), int8(), 0.9)
     wanted = np.float32(np.quantile(np.abs(Known.x), 0.9))
     assert found.values["experts"] == wanted / np.float32(127)
     with pytest.raises(StageError, match=r"unkept: .*calibrate\.samples=256"):
@@ -73,11 +74,11 @@ def test_a_quantile_is_of_values_that_experts_saw() -> None:
 
 def test_what_shares_inputs_takes_the_scale_that_saturates_nothing() -> None:
     values = {"a": 0.5, "b": 2.0}
-    assert InputScales(as_one(INT8.scheme), values).of(("a", "b")) == 2.0  # type: ignore[arg-type]
+    assert InputScales(as_one(int8().scheme), values).of(("a", "b")) == 2.0  # type: ignore[arg-type]
     inverse = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
     assert InputScales(inverse, values).of(("a", "b")) == 0.5
-    assert InputScales(inverse, values).fits(NVFP4.scheme)  # type: ignore[arg-type]
-    assert not InputScales(inverse, values).fits(INT8.scheme)  # type: ignore[arg-type]
+    assert InputScales(inverse, values).fits(nvfp4().scheme)  # type: ignore[arg-type]
+    assert not InputScales(inverse, values).fits(int8().scheme)  # type: ignore[arg-type]
     for name in ("mxfp4", "mxfp8_e4m3", "int4"):
         with pytest.raises(ConfigError, match="activations_scales=dynamic"):
             as_one(quant_method(name).scheme)  # type: ignore[arg-type]
@@ -132,10 +133,10 @@ def test_every_packed_parameter_has_its_own(kind: str, tmp_path: Path, monkeypat
     names = {n for n in plain.store.specs if any(fnmatchcase(n, p) for p in MATRICES)}
     plain = replace(plain, statistics=Seen({n: plain.store.specs[n] for n in names}))
     rules = tuple(Rule("quant", p) for p in (MATRICES if kind == "gpt_oss" else MATRICES[:1]))
-    checkpoint = Quantize(INT8, rules, inputs=INT8).run(Context(tmp_path), plain)
+    checkpoint = Quantize(int8(), rules, inputs=int8()).run(Context(tmp_path), plain)
     scales = checkpoint.input_scales
     assert scales is not None
-    engine = replace(models.engine(), activations=INT8, activations_scales="calibrated")
+    engine = replace(models.engine(), activations=int8(), activations_scales="calibrated")
     engine.plan(checkpoint, text=False)
     used: set[float] = set()
     call = Rounder.__call__
@@ -151,19 +152,21 @@ def test_every_packed_parameter_has_its_own(kind: str, tmp_path: Path, monkeypat
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     plain = models.checkpoint("smollm2")
-    packed = replace(plain, store=CodedStore(plain.store, {n: INT8 for n in plain.store.specs if "_proj" in n}, False))
-    engine = replace(models.engine(), activations=INT8, activations_scales="calibrated")
+    packed = replace(
+        plain, store=CodedStore(plain.store, {n: int8() for n in plain.store.specs if "_proj" in n}, False)
+    )
+    engine = replace(models.engine(), activations=int8(), activations_scales="calibrated")
     engine.plan(plain, text=False)  # nothing is packed: nothing is rounded
     with pytest.raises(PlanError, match="the source has no scales of inputs, and no stage has looked"):
         engine.plan(packed, text=False)
-    few = InputScales(as_one(INT8.scheme), {n: 1.0 for n in plain.store.specs if "_proj" in n and ".1." in n})  # type: ignore[arg-type]
+    few = InputScales(as_one(int8().scheme), {n: 1.0 for n in plain.store.specs if "_proj" in n and ".1." in n})  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"nothing is known of the inputs of model\.layers\.0"):
         engine.plan(replace(packed, input_scales=few), text=False)
-    other = InputScales(as_one(FP8.scheme), few.values)  # type: ignore[arg-type]
+    other = InputScales(as_one(fp8().scheme), few.values)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="has scales of inputs for e4m3"):
         engine.plan(replace(packed, input_scales=other), text=False)
     with pytest.raises(ConfigError, match="activations_scales=dynamic"):
         replace(models.engine(), activations=quant_method("mxfp4"), activations_scales="calibrated")
     stats = replace(plain, statistics=Seen(plain.store.specs))
     with pytest.raises(PlanError, match=r"1\.5 is no share between 0 and 1"):
-        Quantize(INT8, (Rule("quant", "*_proj.weight"),), inputs=INT8, quantile=1.5).run(Context(tmp_path), stats)
+        Quantize(int8(), (Rule("quant", "*_proj.weight"),), inputs=int8(), quantile=1.5).run(Context(tmp_path), stats)
