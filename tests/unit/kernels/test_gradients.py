@@ -23,6 +23,7 @@ MATMUL, MOE = Kernel("matmul", ("xla",)), Kernel("moe", ("xla",))
 @pytest.mark.parametrize("w_dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", ["plain", "mxfp4", "nvfp4", "fp8 in tiles"])
 @pytest.mark.brief(each=("name",))
+@pytest.mark.usefixtures("quick_at_first")
 def test_bands_have_gradients(monkeypatch: pytest.MonkeyPatch, name: str, w_dtype: Any, dtype: Any) -> None:
     """22 rows in bands of 5 or 6 and a rest; bands of bfloat16 are sliced as integers, constants to JAX."""
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 128 * 4)
@@ -44,6 +45,7 @@ def test_bands_have_gradients(monkeypatch: pytest.MonkeyPatch, name: str, w_dtyp
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "int8 a row", "nf4"])
+@pytest.mark.usefixtures("quick_at_first")
 def test_packed_weights_have_no_gradient(name: str) -> None:
     """Scales are floats, and JAX would say 0."""
     w, x = quantized(SCHEMES[name], (6, 128)), np.ones((2, 128), np.float32)
@@ -58,6 +60,7 @@ def test_packed_weights_have_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.brief("True")
+@pytest.mark.usefixtures("quick_at_first")
 def test_there_is_a_first_derivative_only(jitted: bool) -> None:
     rng = np.random.default_rng(0)
     x, chosen, weight = normal(rng, 3, 8), np.zeros((3, 1), np.int32), np.ones((3, 1), np.float32)

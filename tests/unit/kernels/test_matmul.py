@@ -49,6 +49,7 @@ def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: s
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.usefixtures("quick_at_first")
 def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch, rows: int, dtype: Any) -> None:
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 40 * 4)
     rng = np.random.default_rng(0)
@@ -59,6 +60,7 @@ def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("name", ["e2m1", "e4m3", "e5m2", "mxint8", "nf4", "int2"])
 @pytest.mark.brief(each=("name",))
+@pytest.mark.usefixtures("quick_at_first")
 def test_planes_hold_every_code_under_every_scale(name: str, dtype: str) -> None:
     """Bit for bit what dequantize says, but for what is below the smallest normal number, which is 0."""
     scheme = Scheme(name, 32, "e8m0")
@@ -89,6 +91,7 @@ def test_float32_products_are_full() -> None:
     assert (np.abs(np.asarray(MATMUL(x, w)) - exact) <= bound).all()
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_the_bias_is_added_before_the_cast() -> None:
     x, w = np.ones((1, 2), BF16), np.array([[1, 2.0**-6], [3, 0]], BF16)
     y = MATMUL(x, w, np.array([-1, 0.25], np.float32))
@@ -122,6 +125,7 @@ def shaped(scheme: Scheme, shape: tuple[int, ...]) -> QTensor:
     return QTensor(scheme=scheme, **parts)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_swapped_nibbles_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     real = planes.planes
 

@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import StageError, ValueRangeError
 from pipeline.ops import Kernel
 from pipeline.tensors.matrices import Extremes
+from tests.cases.model_runs import quick_compilation
 from tests.unit.kernels.test_number_formats import built, on, same, spread
 
 BF16 = ml_dtypes.bfloat16
@@ -51,6 +52,9 @@ REAL = {
 }  # fmt: skip
 
 
+OPTIMIZED = ("fp8_e4m3", "q4_1")  # in `make test`; decoded at once, test_quantize_dequantize.py has more of them
+
+
 def near_and_far(dtype, scale):
     """Matrices of 9 rows of 192: ordinary values; every exponent that the scale can follow; zeros of both signs."""
     rng = np.random.default_rng(2)
@@ -69,6 +73,12 @@ def near_and_far(dtype, scale):
 @pytest.mark.brief("int4", "int8 a matrix", "nf4", "nvfp4", "q4_1", "uint4 with a zero point", "fp8 tiles", "fp8_e4m3")
 def test_real_scales_are_numpys(name, thorough):
     method = built(name, **REAL[name])
+    optimized = thorough or name in OPTIMIZED
+    with quick_compilation(not optimized):
+        _real_scales(method, name, thorough=thorough)
+
+
+def _real_scales(method, name, *, thorough):
     for dtype in (BF16, np.float32) if thorough else ((BF16, np.float32)[[*REAL].index(name) % 2],):
         x = near_and_far(dtype, method.scale)
         if method.nonfinite == "poison":
@@ -84,6 +94,7 @@ def test_real_scales_are_numpys(name, thorough):
                 assert np.array_equal(np.signbit(y[~np.isnan(z)]), np.signbit(z[~np.isnan(z)]))
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_part_of_a_matrix_is_coded_under_its_observed_extremes():
     x = spread((3, 8, 128), dtype=np.float32)
     for name in ("nvfp4", "int8 a matrix"):
@@ -95,6 +106,7 @@ def test_part_of_a_matrix_is_coded_under_its_observed_extremes():
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3", "nf4", "q4_1", "q8_0", "nvfp4"])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.usefixtures("quick_at_first")
 def test_values_below_the_normal_range_are_decoded(name, dtype):
     """XLA flushes them on CPUs; scales tell that there may be some."""
     x = spread((3, 128), dtype=np.float32) * np.array([2.0**-126, 2.0**-40, 1], np.float32)[:, None]
@@ -104,6 +116,7 @@ def test_values_below_the_normal_range_are_decoded(name, dtype):
     assert np.array_equal(want, got)
 
 
+@pytest.mark.usefixtures("quick_at_first")
 def test_xla_refuses_by_name():
     x = np.ones((2, 64), BF16)
     with pytest.raises(StageError, match="neither searches nor rounds at random"):
