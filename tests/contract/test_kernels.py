@@ -1,7 +1,8 @@
 """Every backend of our own ops gives what the reference gives."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -68,7 +69,18 @@ class TestQuantize(KernelContract):
         yield Case("NaN poisons", (broken, MXFP4), {"nonfinite": "poison"})
 
 
+OP_BY_OP = ("normal", "no rows", "-0 only for 0", "e2m3 e8m0 None")
+
+
+def once(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Every case by every backend; of XLA, whose operations are compiled one by one here, a few: as programs it has the
+    rules and the schemes in tests/unit/kernels/test_quantize_dequantize.py."""
+    name = call["case"].name if "case" in call else ""
+    return call["backend"], name if call["backend"] != "xla" or name in OP_BY_OP else ""
+
+
 @pytest.mark.slow
+@pytest.mark.brief(each=once)
 class TestQuantizeDequantize(KernelContract):
     """The corpus of `quantize` once more, without what it refuses: programs cannot raise. Op by op every operation is
     compiled by itself; the rest of the schemes is in tests/unit/kernels/test_quantize_dequantize.py, as programs."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.api import quant_method
 from pipeline.errors import WeightmillError
 from pipeline.hooks import optional
 from pipeline.method import MethodHooks
@@ -20,6 +19,7 @@ from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import quantized
 from plugins.kernels.quantize_dequantize.reference import quantize_dequantize
 from plugins.models.common.rounding import MatMul, MoE, Rounder
+from tests.cases.quantized import quant_method
 
 XLA = Kernel("quantize_dequantize", ("xla",))
 

@@ -56,10 +56,23 @@ class _Fused(ModelOpContract):
             yield Case(name, (q, k, v, at, of), {"scale": 0.4, **options})
 
 
+# Gradients are XLA's of what a program is given and gives: of both ways through it, of rows that see nothing, of heads
+# that share keys.
+PULLED = ("causal", "in order, a window", "one of two in order", "nothing to see")
+
+
+def few(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Every value; of gradients those."""
+    name = next((call[kind].name for kind in ("case", "differentiable") if kind in call), "")
+    return call["backend"], name if "case" in call or name in PULLED else ""
+
+
+@pytest.mark.brief(each=few)
 class TestAsCuDNN(_Fused):
     backends = ("tests.cases.attention_by_xla", "cudnn")
 
 
+@pytest.mark.brief(each=few)
 @pytest.mark.oracle
 @pytest.mark.skipif(not TOKAMAX, reason="tokamax is not installed")
 class TestAsTokamax(_Fused):

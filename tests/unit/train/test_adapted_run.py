@@ -13,6 +13,7 @@ from pipeline.reporting.manifest import Report
 from pipeline.running.results import FOLDER
 from pipeline.running.runner import execute
 from plugins.formats.safetensors.container import SafeTensors
+from tests.cases import two_layers
 from tests.cases.model_runs import quick_compilation
 
 QLORA = (
@@ -22,7 +23,8 @@ QLORA = (
 
 
 def run(outputs: Path, name: str, *overrides: str) -> Report:
-    given = ["+model=gpt_oss", "quant=mxfp4", "export=plain", *overrides, f"paths.outputs={outputs}"]
+    given = ["+model=gpt_oss", f"model.source={two_layers.folder()}", "quant=mxfp4", "export=plain", *overrides]
+    given += [f"paths.outputs={outputs}"]
     return execute(compose_run([*given, f"paths.run={outputs / name}"]), outputs / name, [], Events())
 
 

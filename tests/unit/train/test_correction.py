@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.rules import Rule
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -19,6 +18,7 @@ from plugins.train.inputs import sizes
 from plugins.train.lora import A, B, Lora
 from plugins.train.packing import Packing
 from tests.cases import model_runs, trained
+from tests.cases.quantized import quant_method
 from tests.unit.train.test_lora import around
 
 INT4 = Blockwise("int4", 8, "f32", scale_rule="amax")

@@ -8,6 +8,7 @@ import pytest
 from pipeline.api import compose_run
 from pipeline.events import Events
 from pipeline.running.runner import execute
+from tests.cases import two_layers
 from tests.cases.model_runs import quick_compilation
 from tests.cli.run import ROOT
 
@@ -16,8 +17,9 @@ MOBY = ROOT / "plugins/texts/moby_eval.txt"
 
 def test_rounding_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(MOBY.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
-    given = ["+model=gpt_oss", "stages=[load,train,quantize,export]", "quant=mxfp4", "train=qat"]
+    (tmp_path / "text.txt").write_text(MOBY.read_text(encoding="utf-8")[:24_000], encoding="utf-8")
+    given = ["+model=gpt_oss", f"model.source={two_layers.folder()}", "stages=[load,train,quantize,export]"]
+    given += ["quant=mxfp4", "train=qat"]
     given += ["train.steps=6", "train.batch=4", "train.save.every=2", "train.save.seconds=null"]
     given += ["data.files=[text.txt]", "data.separator=", "data.length=64", "data.held_out=0.2"]
     given += [f"paths.outputs={tmp_path / 'out'}", f"paths.run={tmp_path / 'run'}"]

@@ -88,15 +88,19 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
 
 def test_a_divergence_by_its_formula() -> None:
     bound, batch = Bound(trained.model("llama")), jax.tree.map(lambda a: a[0], trained.batches(1, 2, 12))
-    ours, theirs = (bound.model(trained.parameters("llama", seed)) for seed in (0, 1))
     objective = Distillation(teaching=0.25, temperature=2.0, logits_nbytes=4 * 8 * trained.VOCAB)
-    loss, weight, seen = objective.sums(ours, batch, None, theirs)
-    p, q = (
-        jax.nn.log_softmax(m.logits(m(batch["tokens"], batch["positions"], segments=batch["segments"])[0]) / 2.0)
-        for m in (theirs, ours)
-    )
-    kl = 4 * (batch["weights"] * (jnp.exp(p) * (p - q)).sum(-1)).sum()
-    own = in_full(ours, batch, 0.0)
+
+    @jax.jit
+    def both(*weights: Any) -> Any:
+        ours, theirs = map(bound.model, weights)
+        p, q = (
+            jax.nn.log_softmax(m.logits(m(batch["tokens"], batch["positions"], segments=batch["segments"])[0]) / 2.0)
+            for m in (theirs, ours)
+        )
+        kl = 4 * (batch["weights"] * (jnp.exp(p) * (p - q)).sum(-1)).sum()
+        return objective.sums(ours, batch, None, theirs), kl, in_full(ours, batch, 0.0)
+
+    (loss, weight, seen), kl, own = both(*(trained.parameters("llama", seed) for seed in (0, 1)))
     np.testing.assert_allclose(seen["divergence"][0], kl, rtol=1e-4)
     np.testing.assert_allclose(loss, 0.25 * kl + 0.75 * own, rtol=1e-4)
     assert weight == batch["weights"].sum()
