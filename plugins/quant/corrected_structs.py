@@ -1,6 +1,6 @@
 """GPTQ of ggml's structs: their own search finds scales and minima, and then columns make good what others lost.
 
-The search weighs squared errors by what they add to the loss (`plugins.quant.feedback`), in place of an importance; its
+The search weighs squared errors by what they add to the loss (`plugins.kernels.gptq`), in place of an importance; its
 scales stay, and its codes are made anew, a column after the other.
 """
 
@@ -16,7 +16,7 @@ from pipeline.tensors.scheme import STRUCTS
 from plugins.facts.ggml_blocks import DECODERS
 from plugins.kernels.codecs.ggml_bytes import with_codes
 from plugins.kernels.codecs.superblocks import LAYOUTS, nearest
-from plugins.quant import feedback
+from plugins.kernels.gptq import feedback
 from plugins.quant.structs import Structs
 
 
@@ -25,7 +25,7 @@ class CorrectedStructs(Structs):
     """A method whose columns make good what earlier ones lost.
 
     Attributes:
-        damping, act_order: see `plugins.quant.feedback.correct`.
+        damping, act_order: see `plugins.quant.gptq.Corrected`.
     """
 
     damping: float = 0.01
@@ -82,8 +82,9 @@ class CorrectedStructs(Structs):
             codes[column], found = nearest(layout, values, units[at], lesses[at])
             return found
 
-        feedback.correct(
-            matrix, hessian, size, begin, rounded, damping=self.damping, act_order=self.act_order
-        )  # fmt: skip
+        order = feedback.order_of(hessian) if self.act_order else None
+        upper = feedback.factor(hessian, self.damping, order)
+        blockwise, columnwise = feedback.by_block(begin, size), feedback.by_column(rounded)
+        feedback.correct(matrix, upper, size, blockwise, columnwise, order=order)
         made = codes.reshape(-1, size, rows).swapaxes(1, 2)
         return np.stack([with_codes(kind, b, c) for b, c in zip(blocks, made, strict=True)], axis=1).reshape(rows, -1)

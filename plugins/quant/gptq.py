@@ -1,28 +1,21 @@
 """GPTQ: what rounding one column loses is made good by the columns that are not rounded yet (Frantar et al. 2022).
 
-`plugins.quant.feedback` has the arithmetic. The rounding under a block's scale is that of the scheme's own codec, so
+`plugins.kernels.gptq` has the arithmetic. The rounding under a block's scale is that of the scheme's own codec, so
 any scheme of blocks in a row will do, and the structs of ggml (`plugins.quant.corrected_structs`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pipeline.errors import ConfigError
-from pipeline.ops import Call
-from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
+from pipeline.ops import Call, Kernel
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.codecs import bits
-from plugins.kernels.codecs.elements import element
-from plugins.kernels.codecs.rounding import encode
-from plugins.kernels.quantize.numpy import empty, refuse_unstorable
-from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
-from plugins.kernels.quantize.recipe import Recipe
-from plugins.quant import feedback
+from plugins.kernels.gptq import feedback
+from plugins.kernels.quantize.numpy import empty
 from plugins.quant.blockwise import Blockwise, matrix_scale, searching
 from plugins.quant.corrected_structs import CorrectedStructs
 from plugins.quant.structs import Structs
@@ -35,10 +28,12 @@ class Corrected(Blockwise):
     Attributes:
         damping: of the mean of H's diagonal, what is added to that.
         act_order: columns of the largest inputs first, under scales of the weights as they were.
+        kernel: the op that does it.
     """
 
     damping: float = 0.01
     act_order: bool = True
+    kernel: Kernel = field(default_factory=partial(Kernel, "gptq", ("numpy",)))
 
     needs_statistics: ClassVar[str] = "hessian"
 
@@ -56,16 +51,18 @@ class Corrected(Blockwise):
             x: whole rows.
             statistics: the `pipeline.calibration.LinearStatistics` of `x`, with Hessians.
         """
-        if statistics is None:
+        if statistics is None or not np.isfinite(x).all():  # which is refused there
             return super().encode(x, measure=measure, observed=observed, **more)
         q = empty(x.shape, self.scheme)
         for lead in np.ndindex(*x.shape[:-2]):
             second = matrix_scale(x, lead, self.scheme, observed)
             if q.second is not None:
                 q.second[lead] = second
-            part = corrected(
-                np.asarray(x[lead], np.float32), statistics.hessian(*lead), self.scheme, self.recipe, second,
-                damping=self.damping, act_order=self.act_order,
+            hessian = statistics.hessian(*lead)
+            order = feedback.order_of(hessian) if self.act_order else None
+            part = self.kernel(
+                np.ascontiguousarray(x[lead], np.float32), feedback.factor(hessian, self.damping, order), self.scheme,
+                order=order, second=second, **self._options,
             )  # fmt: skip
             q.codes[lead], q.scales[lead] = part.codes, part.scales
             if q.zeros is not None:
@@ -77,48 +74,9 @@ class Corrected(Blockwise):
         return feedback.scratch(shape)
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
-        """As of `Blockwise`, but codes are made here and by no backend of `quantize`."""
-        return (call for call in super().calls(name, spec) if call.kernel is not self.quantize)
-
-
-def corrected(
-    matrix: Any, hessian: Any, scheme: Scheme, recipe: Recipe, second: Any, *, damping: float, act_order: bool
-) -> QTensor:
-    """Codes of `matrix` [out, in], float32.
-
-    Args:
-        hessian: [in, in].
-        second: the stored second-level scale, or None.
-        damping, act_order: see `Corrected`.
-    """
-    rows, n = matrix.shape
-    size, e = scheme.block_elems or n, element(scheme.element)
-    q, codes = empty(matrix.shape, scheme), np.empty((n, rows), np.uint8)
-    blocks = dict[int, Found]()
-
-    def begin(block: int, columns: Any, weights: Any) -> None:
-        values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
-        ends = values.min(axis=(1, 3), keepdims=True), values.max(axis=(1, 3), keepdims=True)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            found = block_scales(values, ends, scheme, recipe, second, weights.reshape(1, 1, 1, size))
-        refuse_unstorable(found, np.maximum(*map(np.abs, ends)), scheme)
-        q.scales[:, block] = found.stored[:, 0, 0, 0]
-        if q.zeros is not None:
-            q.zeros[:, block] = found.zeros[:, 0, 0, 0]
-        blocks[block] = found
-
-    def rounded(column: int, values: Any) -> Any:
-        found = blocks[column // size]
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
-            v = quotients(values.reshape(rows, 1, 1, 1), found, scheme, recipe)
-            code = encode(e, v, recipe.ties, recipe.zero, recipe.is_narrow)
-            y = decoded(code, found.total, found.zeros, scheme)
-        codes[column] = code.reshape(rows)
-        return y.reshape(rows)
-
-    feedback.correct(matrix, hessian, size, begin, rounded, damping=damping, act_order=act_order)
-    q.codes[...] = bits.pack(codes.T, e.bits)
-    return q
+        """As of `Blockwise`, but codes are made by `gptq`."""
+        for call in super().calls(name, spec):
+            yield call if call.kernel is not self.quantize else Call(self.kernel, name, call.given)
 
 
 @dataclass(frozen=True)
@@ -131,12 +89,14 @@ class Gptq:
             all their codes (`half_range`). (): scales are as of a method without calibration. So they are, too, where
             the method searches by itself, or does `like` a library. Structs of ggml have a search of their own.
         steps: neighbours of a power of two that are tried, to each side.
+        kernel: see `Corrected`.
     """
 
     damping: float = 0.01
     act_order: bool = True
     grid: tuple[float, ...] = ()
     steps: int = 1
+    kernel: Kernel = field(default_factory=partial(Kernel, "gptq", ("numpy",)))
 
     needs_hessian: ClassVar[bool] = True
 
@@ -157,4 +117,4 @@ class Gptq:
         if self.grid and method.search == "none" and method.like is None:
             method = searching(method, self.grid, self.steps)
         given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
-        return Corrected(**given, damping=self.damping, act_order=self.act_order)
+        return Corrected(**given, damping=self.damping, act_order=self.act_order, kernel=self.kernel)

@@ -39,6 +39,7 @@ from pipeline.testing.memory import quantized, random_bytes
 from pipeline.testing.model_op import Call, ModelOpContract, agree, unit_of
 from plugins.bench import machine
 from plugins.kernels.cases import BY_STRUCTS, SCHEMES
+from plugins.kernels.gptq import cases as gptq_cases
 from plugins.kernels.moe.cases import glu
 from plugins.kernels.native import build, library
 
@@ -158,6 +159,8 @@ def quantize(rng: np.random.Generator) -> Case:
     else:
         options |= {"scale_rule": "minmax" if scheme.zero else "amax"}
     options = {k: v if isinstance(v, bool) else str(v) for k, v in options.items()}
+    if rng.integers(3) == 0:
+        options |= {"search": "mse", "search_grid": (0.8, 1.1)}
     return Case(name, (anyhow(x, rng), scheme), options)
 
 
@@ -237,6 +240,15 @@ def attention(rng: np.random.Generator) -> Case:
     return Case(name, (q, k, v, at, slot), options)
 
 
+def gptq(rng: np.random.Generator) -> Case:
+    name = str(rng.choice([*gptq_cases.FORMATS]))
+    scheme, recipe = gptq_cases.FORMATS[name]
+    n = (scheme.block_elems or 32) * int(rng.integers(1, 6))
+    case = gptq_cases.call(rng, scheme, int(rng.integers(1, 70)), n, bool(rng.integers(2)), **recipe)
+    x, factor, _ = case.args
+    return Case(name, (anyhow(x, rng), anyhow(factor, rng), scheme), case.options)
+
+
 def rope(rng: np.random.Generator) -> Case:
     batch, tokens, heads, half = (int(rng.integers(1, n)) for n in (4, 70, 20, 40))
     x = rng.standard_normal((batch, tokens, heads, 2 * half + int(rng.integers(0, 9)))).astype(FLOATS[rng.integers(3)])
@@ -247,9 +259,9 @@ def rope(rng: np.random.Generator) -> Case:
 
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
-    "attention": attention, "rope": rope,
+    "attention": attention, "rope": rope, "gptq": gptq,
 }  # fmt: skip
-CODECS = ("quantize", "dequantize", "cast")
+CODECS = ("quantize", "dequantize", "cast", "gptq")
 MOST_TRIED = 30  # for each that is not declined
 
 

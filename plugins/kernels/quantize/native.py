@@ -1,6 +1,6 @@
 """quantize in C++: strip by strip in cache, whatever the format, the sums of errors in the same pass.
 
-Schemes and recipes become numbers here (`_described`), and src/quantize_block.h knows nothing else of them. The library
+Schemes and recipes become numbers here (`described`), and src/quantize_block.h knows nothing else of them. The library
 reads any layout where it lies; rows that are neighbours in memory go 32 at a time. It takes no memory but its result
 and, for scales that whole rows or a whole matrix share, reads them twice. Scales that are themselves quantized
 (dynamic8) are so at the end, in NumPy: there is one for many elements, but errors are known only then.
@@ -29,13 +29,15 @@ from plugins.kernels.quantize import native_structs, structs
 from plugins.kernels.quantize.declines import FLOATS
 from plugins.kernels.quantize.numpy import measured
 from plugins.kernels.quantize.reach import reaches, refuse_infinities, unstorable
-from plugins.kernels.quantize.recipe import Recipe, checked, weighed
+from plugins.kernels.quantize.recipe import Recipe, Search, checked, weighed
 
 # In the order of src/quantize.h.
 _TIES: Final = ("even", "zero", "away", "down", "up")
 _SIGNS: Final = ("signed", "positive", "minus")
 _FAMILIES: Final = {"float": 0, "fixed": 1, "unsigned": 1, "table": 2}
 _NOT_FINITE, _PAST = 1, {2: "scales", 3: "zeros"}
+SHARES: Final = 5
+"""What blocks share: divisor, total, point, minimum, stored minimum."""
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -49,6 +51,7 @@ class _Call(ctypes.Structure):
         *((n, _POINTER) for n in ("low", "high", "codes")),
         ("codes_stride", _LONG),
         *((n, _POINTER) for n in ("scales", "zeros", "stats", "edges", "values", "tried", "importance")),
+        ("shares", _POINTER),
         ("options", _INT),
         *((n, _INT) for n in ("dtype", "family", "bits", "mantissa", "bias", "least", "most", "scale", "zero")),
         *((n, _INT) for n in ("second", "ends", "carry", "emax", "tiny", "ties", "sign", "reciprocal", "unrounded")),
@@ -74,10 +77,8 @@ def quantize(
     here = replace(scheme, scale="f32", second=None) if twice else scheme
     shapes, dtypes = here.components(x.shape), here.dtypes
     q = QTensor(scheme=here, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
-    call, stats = _described(here, recipe), np.zeros(4)
+    call, stats = described(here, recipe), np.zeros(4)
     call.dtype, call.stats = FLOATS.index(dtype_name(x.dtype)), stats.ctypes.data if measure and not twice else None
-    tried = _tried(here, recipe)
-    call.tried, call.options = tried.ctypes.data, len(tried)
     before = 0
     for lead, matrix in as_matrices(x):
         if importance is not None:
@@ -91,15 +92,6 @@ def quantize(
     if recipe.overflow == "error" and reaches(np.int32(call.reach).view(np.float32), scheme):
         refuse_infinities(x, q)
     return (q, ErrorStats(int(stats[0]), *map(float, stats[1:]))) if measure else q
-
-
-def _tried(scheme: Scheme, recipe: Recipe) -> Any:
-    """float32: what a search tries, as src/quantize.h says; nothing where there is none."""
-    if recipe.search == "none":
-        return np.empty(0, np.float32)
-    if scheme.scale != "e8m0":
-        return np.array([1, *recipe.search_grid], np.float32)
-    return np.array([0, *(s for k in range(1, recipe.search_steps + 1) for s in (-k, k))], np.float32)
 
 
 def _scales_coded(x: Any, q: QTensor, scheme: Scheme, measure: bool, recipe: Recipe) -> Any:
@@ -126,7 +118,7 @@ def _matrix(call: _Call, q: QTensor, at: Any, matrix: Any, given: tuple[Any, Any
     call.codes, call.codes_stride, call.scales = codes.ctypes.data, codes.shape[-1], scale.ctypes.data
     zeros = None if q.zeros is None else q.zeros[at]
     call.zeros = None if zeros is None else zeros.ctypes.data
-    lib, isa = _library(), library.isa()
+    lib, isa = codec(), library.isa()
     ends = _ends(given[0] if scheme.block_rows == 0 or scheme.second else given[1], at)
     if scheme.second is not None:
         if ends is None:
@@ -156,23 +148,56 @@ def _ends(extremes: Any, at: Any) -> Any:
 
 
 def _refuse_not_finite(call: _Call, matrix: Any, scheme: Scheme, before: int) -> None:
-    at = _library().wm_first_not_finite(call)
+    at = codec().wm_first_not_finite(call)
     if at < 0:
         raise ValueRangeError("another part of this matrix holds a value that is not finite")
     value = np.float32(matrix[divmod(at, matrix.shape[1])])
     raise ValueRangeError(f"flat index {before + at}: {value} has no {scheme.element.upper()} value")
 
 
-def _described(scheme: Scheme, recipe: Recipe) -> _Call:
+def shared_by_blocks(matrix: Any, scheme: Scheme, recipe: Recipe, second: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """What the blocks of a float32 matrix [rows, n] share, and no codes: scales and zeros as stored, [rows, blocks],
+    and float32 [SHARES, blocks, rows], of which what the scheme does not have stays 0.
+
+    Args:
+        scheme: of blocks in one row.
+        second: its second-level scale as stored, or None.
+        weights: float64 [n], what the squares of columns' errors count in a search.
+
+    Raises:
+        ValueRangeError: a value that is not finite, a scale past its encoding.
+    """
+    matrix, weights = np.require(matrix, np.float32, ("C", "A")), np.ascontiguousarray(weights, np.float64)
+    (rows, n), call = matrix.shape, described(scheme, recipe)
+    call.x, call.rows, call.n, call.row_stride, call.col_stride = matrix.ctypes.data, rows, n, n, 1
+    call.dtype, call.block_rows, call.block_elems = FLOATS.index("F32"), 1, scheme.block_elems or n
+    dtypes, blocks = scheme.dtypes, n // call.block_elems
+    scale = np.empty((rows, blocks), numpy_dtype(dtypes["scales"]))
+    zeros = None if scheme.zero is None else np.empty((rows, blocks), numpy_dtype(dtypes["zeros"]))
+    shares = np.zeros((SHARES, blocks, rows), np.float32)
+    call.scales, call.zeros = scale.ctypes.data, None if zeros is None else zeros.ctypes.data
+    call.shares, call.importance = shares.ctypes.data, weights.ctypes.data
+    if second is not None:
+        call.second_value = float(second)
+    if (found := codec().wm_quantize(library.isa(), call)) == _NOT_FINITE:
+        _refuse_not_finite(call, matrix, scheme, 0)
+    if found:
+        raise unstorable(np.float32(call.refused), _PAST[found], scheme)
+    return scale, zeros, shares
+
+
+def described(scheme: Scheme, recipe: Recipe) -> _Call:
     """What of a call follows from scheme and recipe."""
     e, rule, power = element(scheme.element), recipe.scale_rule, scheme.scale == "e8m0"
     mantissa, bias, _ = SMALL_FLOATS.get(e.name, (0, 0, 0))
     edges, values = _table(e.name, recipe.ties) if e.family == "table" else (None, None)
+    tried = _tried(power, recipe.search, recipe.search_steps, recipe.search_grid)
     integer = e.family in ("fixed", "unsigned")
     zero_scale = 0 if power else np.float32(recipe.zero_scale).astype(numpy_dtype(scheme.dtypes["scales"]))
     return _Call(
         edges=edges if edges is None else edges.ctypes.data,
         values=values if values is None else values.ctypes.data,
+        tried=tried.ctypes.data, options=len(tried),
         family=_FAMILIES[e.family], bits=e.bits, mantissa=mantissa, bias=bias,
         least=(-e.most if e.family == "fixed" and recipe.is_narrow else e.least) if integer else 0,
         most=e.most if integer else 0,
@@ -189,6 +214,16 @@ def _described(scheme: Scheme, recipe: Recipe) -> _Call:
 
 
 @cache
+def _tried(power: bool, search: Search, steps: int, grid: tuple[float, ...]) -> Any:
+    """float32: what a search tries, as src/quantize.h says; nothing where there is none."""
+    if search == "none":
+        return np.empty(0, np.float32)
+    if not power:
+        return np.array([1, *grid], np.float32)
+    return np.array([0, *(s for k in range(1, steps + 1) for s in (-k, k))], np.float32)
+
+
+@cache
 def _table(name: str, ties: Any) -> tuple[Any, Any]:
     """float32 `[16]` each: what a value must be larger than for the next code (the last never is), and the values."""
     edges = np.full(16, np.inf, np.float32)
@@ -198,11 +233,12 @@ def _table(name: str, ties: Any) -> tuple[Any, Any]:
 
 
 @cache
-def _library() -> Any:
+def codec() -> Any:
     """src/quantize.cc, loaded. Raises as `build.library`."""
     found = ctypes.CDLL(str(build.library("quantize")))
     found.wm_quantize.argtypes = (ctypes.c_int, ctypes.POINTER(_Call))
     found.wm_extremes.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER, _POINTER)
-    found.wm_extremes.restype = None
+    found.wm_columns.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER)
+    found.wm_extremes.restype = found.wm_columns.restype = None
     found.wm_first_not_finite.argtypes, found.wm_first_not_finite.restype = (ctypes.POINTER(_Call),), _LONG
     return found

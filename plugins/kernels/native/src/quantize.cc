@@ -1,16 +1,19 @@
-// quantize of every block format, for ctypes: the plain door of quantize_block.h.
+// quantize of every block format, and columns that make good what earlier ones lost, for ctypes: the plain door of
+// quantize_block.h and gptq_columns.h.
 #include "quantize.h"
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 
 #include "floats.h"
+#include "gptq.h"
 #include "targets.h"
 
-#define WM_KERNELS "quantize_block.h"
+#define WM_KERNELS "quantize_all.h"
 #include "each_isa.h"
 
 namespace {
@@ -59,6 +62,21 @@ WM_API void wm_extremes(int isa, const QuantizeCall* q, float* low, float* high)
   if (isa == WM_ISA_AVX2) return avx2::extremes(*q, region, scratch.bytes, low, high);
 #endif
   portable::extremes(*q, region, scratch.bytes, low, high);
+}
+
+// Rounds the columns of `c` as `q` says, of whose arrays only the tables of the element are read.
+WM_API void wm_columns(int isa, const QuantizeCall* q, const ColumnsCall* c) {
+  const std::unique_ptr<double[]> factors(new double[size_t(c->count * c->count)]);
+  const std::unique_ptr<double[]> errors(new double[size_t(c->count * TILE_ROWS)]);
+  for (int64_t k = 0; k < c->count; ++k)
+    for (int64_t j = 0; j < c->count; ++j) factors[size_t(k * c->count + j)] = c->upper[j * c->count + k];
+#define WM_RUN(isa)                                                         \
+  {                                                                         \
+    const auto tile = std::make_unique<isa::Tile>();                        \
+    return isa::columns(*q, *c, factors.get(), errors.get(), *tile);        \
+  }
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
 }
 
 // Flat index of the first value of the matrix that is a NaN or an infinity, or -1.

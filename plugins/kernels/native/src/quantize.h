@@ -26,6 +26,7 @@ struct QuantizeCall {
   // what the squared error of a column counts, [n], or null.
   const float* tried;
   const double* importance;
+  float* shares;    // instead of codes what blocks share, [SHARES][blocks of a row][rows]; or null. Of blocks in one row
   int32_t options;  // how many of `tried` there are; 0: no search
   int32_t dtype;  // 0 BF16, 1 F16, 2 F32
   // The element.
@@ -49,6 +50,9 @@ struct QuantizeCall {
 };
 
 enum WmFound : int32_t { WM_DONE, WM_NOT_FINITE, WM_SCALE_PAST, WM_ZERO_PAST };
+
+// Of what blocks share: divisor, total, point, minimum, stored minimum, as in block_scales.h.
+constexpr int SHARES = 5;
 
 // Elements that are worked on at once: what is made of them stays in L1 cache.
 constexpr int64_t STRIP = 1024, TALL_STRIP = 256, TALL_ROWS = 32, SLACK = 64;

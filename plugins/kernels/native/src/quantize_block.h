@@ -180,6 +180,14 @@ struct Coder {
     return share(q, b, count);
   }
 
+  // What `count` blocks of row r, from the block `first` on, share: to q.shares. A row of scales has `blocks`.
+  void share_out(int64_t r, int64_t first, int64_t blocks, int64_t count) {
+    const float* shared[SHARES] = {b.divisor, b.total, b.point, b.minimum, b.stored_minimum};
+    const bool used[SHARES] = {true, true, q.zero == WM_ZERO_INT, q.zero == WM_ZERO_MIN_F16, q.zero == WM_ZERO_MIN_F16};
+    for (int k = 0; k < SHARES; ++k)
+      for (int64_t i = 0; used[k] && i < count; ++i) q.shares[(k * blocks + first + i) * q.rows + r] = shared[k][i];
+  }
+
   WmFound one(int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
     const int64_t band = q.block_rows, width = q.block_elems;
     const int64_t across = (c1 - c0 + width - 1) / width, down = (r1 - r0 + band - 1) / band;
@@ -188,8 +196,10 @@ struct Coder {
     find_ends(r0, r1, c0, c1, down * across, across);
     const int64_t count = down * across;
     if (const WmFound found = q.options == 0 ? share(q, b, count) : search(r0, r1, c0, c1, count, across)) return found;
+    if (q.shares != nullptr) share_out(r0, c0 / width, row_of_scales, across);
     for (int64_t d = 0; d < down; ++d)
       keep(q, b.from(d * across), across, (r0 / band + d) * row_of_scales + c0 / width);
+    if (q.shares != nullptr) return WM_DONE;
     int64_t last_band = -1, last_first = -1, last_count = -1;
     each_strip(r0, r1, c0, c1, [&](const T* x, int64_t r, int64_t first, int64_t cols) {
       const int64_t d = (r - r0) / band;

@@ -1,0 +1,3 @@
+// All kernels of quantize.cc.
+#include "quantize_block.h"
+#include "gptq_columns.h"
