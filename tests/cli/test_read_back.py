@@ -18,8 +18,9 @@ from pipeline.stage import Exported
 from plugins.quant.blockwise import Blockwise
 from stages.evaluate import Evaluate
 from stages.export_work import ExportWork
+from tests.cases import two_layers
 
-TINY = Path(__file__).parents[2] / "plugins/models/gpt_oss/tiny"
+MODEL = ["+model=gpt_oss", f"model.source={two_layers.folder()}", "quant=mxfp4"]
 QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]
 FULL = ["stages=[load,decode,quantize,export,evaluate,generate]", "evaluate.texts=[text.txt]", *QUICK]
 SCORED = "stages=[load,decode,quantize,export,evaluate]"
@@ -63,11 +64,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def run(*overrides: str) -> Any:
     """Each run folder has results of its own, or it would be handed what another found."""
     apart = [o.replace("paths.run=", "paths.outputs=") + ".outputs" for o in overrides if o.startswith("paths.run=")]
-    return weightmill.run(["+model=gpt_oss", "quant=mxfp4", "progress=false", *FULL, *apart, *overrides])
+    return weightmill.run([*MODEL, "progress=false", *FULL, *apart, *overrides])
 
 
 def planned(*overrides: str) -> Plan:
-    return plan_run(compose_run(["+model=gpt_oss", "quant=mxfp4", *FULL, *overrides]), Path("nowhere"))
+    return plan_run(compose_run([*MODEL, *FULL, *overrides]), Path("nowhere"))
 
 
 def reads(plan: Plan) -> list[str]:
@@ -101,7 +102,7 @@ def test_every_value_is_quantized_once(here: Path, direct: Any, encoded: list[in
         assert full.results[name]["facts"]["read_from"] == str(Path(full.run) / "model")
     assert direct.results["evaluate"]["texts"] == full.results["evaluate"]["texts"]
     assert direct.results["generate"]["tokens"] == full.results["generate"]["tokens"]
-    assert direct.results["evaluate"]["facts"]["read_from"] == str(TINY)
+    assert direct.results["evaluate"]["facts"]["read_from"] == str(two_layers.folder())
 
 
 @pytest.mark.parametrize(("name", "at"), [("model.safetensors", -1), ("tokenizer.json", 5000)])
@@ -173,7 +174,7 @@ def test_the_plan_says_why_the_export_is_not_read(here: Path, override: str, why
 
 def test_what_the_export_does_not_hold_is_read_from_the_checkpoint(here: Path, direct: Any) -> None:
     report = run(SCORED, "export=plain")
-    assert report.results["evaluate"]["facts"]["read_from"] == str(TINY)
+    assert report.results["evaluate"]["facts"]["read_from"] == str(two_layers.folder())
     assert report.results["evaluate"]["texts"] == direct.results["evaluate"]["texts"]
 
 
