@@ -166,10 +166,13 @@ class Blockwise:
 
 
 def searching(method: Blockwise, grid: tuple[float, ...], steps: int) -> Blockwise:
-    """`method` with a search for scales, of these factors or so many powers of two to each side.
+    """`method` with a search for scales, of these factors or so many powers of two to each side; one that has a search
+    of its own as it is.
 
     Symmetric integers then use all their codes (`half_range`), where nothing says how scales are made.
     """
+    if method.search != "none":
+        return method
     s, rule = method.scheme, method.scale_rule
     usual = rule is None and method.like is None
     if usual and element(s.element).family == "fixed" and s.zero is None and s.scale != "e8m0":

@@ -114,7 +114,7 @@ class Gptq:
             raise ConfigError("calibrate=gptq: is for blocks in one row, with one more scale a matrix at most")
         if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
             raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
-        if self.grid and method.search == "none" and method.like is None:
+        if self.grid and method.like is None:
             method = searching(method, self.grid, self.steps)
         given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
         return Corrected(**given, damping=self.damping, act_order=self.act_order, kernel=self.kernel)

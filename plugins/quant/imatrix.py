@@ -40,7 +40,7 @@ class Imatrix:
 
     Attributes:
         grid: factors of real scales that are tried beside 1.
-        steps: neighbours of a power of two that are tried, to each side.
+        steps: neighbours of a power of two that are tried, to each side. A method that searches by itself tries its own.
     """
 
     grid: tuple[float, ...]
@@ -58,8 +58,9 @@ class Imatrix:
             return WeightedStructs.of(method)
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate={self.called}: {type(method).__name__} searches for no scale of blocks")
+        given = {} if method.search != "none" else {"search_grid": self.grid, "search_steps": self.steps}
         try:
-            searching = replace(method, search="mse", search_grid=self.grid, search_steps=self.steps)
+            searching = replace(method, search="mse", **given)
         except ConfigError as why:
             raise ConfigError(f"calibrate={self.called} searches for scales, as search=mse does: {why}") from None
         return Weighted(**{f.name: getattr(searching, f.name) for f in fields(Blockwise)})

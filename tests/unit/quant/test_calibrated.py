@@ -11,6 +11,7 @@ from pipeline.errors import ConfigError
 from plugins.kernels.quantize.numpy import quantize as quick
 from plugins.kernels.quantize.reference import quantize as slow
 from plugins.quant.blockwise import Blockwise
+from plugins.quant.by_outputs import Clip
 from plugins.quant.gptq import Gptq
 from plugins.quant.imatrix import Imatrix
 from tests.oracles.gptq import gptq
@@ -117,8 +118,15 @@ def test_gptq_searches_by_itself_where_nobody_says_how_scales_are_made():
     assert found.scales.tobytes() == wanted.scales.tobytes()
     like = Gptq(grid=GRID).calibrated(replace(usual, like="compressed_tensors"))
     assert like.recipe.search == "none"
-    own = Gptq(grid=GRID).calibrated(replace(usual, scale_rule="amax", search="mse", search_grid=(0.9,)))
-    assert (own.recipe.scale_rule, own.recipe.search_grid) == ("amax", (0.9,))
+
+
+@pytest.mark.parametrize("calibrator", [Gptq(grid=GRID), Imatrix(GRID), Clip(GRID)], ids=lambda c: type(c).__name__)
+def test_a_search_of_its_own_stays(calibrator):
+    own = Blockwise(
+        element="int4", block_elems=32, scale="bf16", scale_rule="amax", search="mse", search_grid=(0.9,)
+    )  # fmt: skip
+    found = calibrator.calibrated(own).recipe
+    assert (found.scale_rule, found.search, found.search_grid) == ("amax", "mse", (0.9,))
 
 
 def test_experts_take_their_own_hessians_and_rows_may_come_in_parts():
