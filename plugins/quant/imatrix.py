@@ -40,7 +40,8 @@ class Imatrix:
 
     Attributes:
         grid: factors of real scales that are tried beside 1.
-        steps: neighbours of a power of two that are tried, to each side. A method that searches by itself tries its own.
+        steps: neighbours of a power of two that are tried, to each side. A method that searches by itself tries its
+            own.
     """
 
     grid: tuple[float, ...]
