@@ -59,7 +59,9 @@ class Imatrix:
             return WeightedStructs.of(method)
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate={self.called}: {type(method).__name__} searches for no scale of blocks")
-        given = {} if method.search != "none" else {"search_grid": self.grid, "search_steps": self.steps}
+        given: dict[str, Any] = (
+            {} if method.search != "none" else {"search_grid": self.grid, "search_steps": self.steps}
+        )
         try:
             searching = replace(method, search="mse", **given)
         except ConfigError as why:
