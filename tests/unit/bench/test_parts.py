@@ -57,9 +57,6 @@ def test_a_step_is_its_ops(record: dict[str, Any]) -> None:
     one = (224 * 2 * 160 + 160 * 224) * 17 // 32  # bytes of an expert: 4 bits a value, and 8 for 32 of them
     assert experts["nbytes"] == layers * 2 * one, "of two experts that are chosen"
     assert token[parts.WHOLE]["nbytes"] == sum(row["nbytes"] for row in token.values()) / 2
-
-
-def test_what_the_benchmark_itself_took_is_said(record: dict[str, Any]) -> None:
     assert 0 < record["own_seconds"] < record["seconds"] / 2
 
 
