@@ -1,16 +1,22 @@
-"""quantize, dequantize, quantize_dequantize and cast: what conversion and training with rounding do."""
+"""quantize, dequantize, quantize_dequantize, gptq and cast: what conversion and training with rounding do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from pipeline.bench.op import Case, Part
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.testing.memory import cut
 from plugins.bench.ops import data
+from plugins.kernels.gptq import feedback
+
+# As conf/calibrate has it.
+SEARCH: Final = {"search": "mse", "search_grid": (0.75, 0.8, 0.84, 0.88, 0.91, 0.94, 0.97, 1.03, 1.06)}
 
 
 @dataclass(frozen=True)
@@ -21,14 +27,16 @@ class Codec:
         op: which of them.
         size: [rows, n] of the values, bfloat16 from N(0, 1).
         formats: that they are coded in.
+        searched: those whose scales are searched for as well, as `calibrate=imatrix` does; of `quantize`.
     """
 
     op: Literal["quantize", "dequantize", "quantize_dequantize"]
     size: tuple[int, ...]
     formats: tuple[str, ...]
+    searched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        data.check("bench.packed", self.formats, plain=False)
+        data.check("bench.packed", (*self.formats, *self.searched), plain=False)
         data.sizes("bench.matrix", self.size, 2)
 
     @property
@@ -37,11 +45,11 @@ class Codec:
 
     def cases(self) -> Iterator[Case]:
         x = data.values(self.size, data.PLAIN["bf16"])
-        for name in self.formats:
-            scheme, recipe = data.FORMATS[name]
+        for name, search in [*((n, {}) for n in self.formats), *((n, SEARCH) for n in self.searched)]:
+            scheme, recipe = data.FORMATS[name][0], {**data.FORMATS[name][1], **search}
             packed = Kernel("quantize", ("native", "numpy", "reference"))(x, scheme, **recipe)
             nbytes = x.nbytes + (x.nbytes if self.op == "quantize_dequantize" else packed.nbytes)
-            where = f"{name} [{self.size[0]}, {self.size[1]}]"
+            where = f"{name} [{self.size[0]}, {self.size[1]}]{', searched' if search else ''}"
             args, options = ((packed,), {}) if self.op == "dequantize" else ((x, scheme), dict(recipe))
             apart = scheme.second is None and scheme.block_rows == 1  # a row is coded without the others
             parts = self._rows(x, packed, args, options) if apart else (Part(args, options, _whole, "numpy"),)
@@ -56,6 +64,42 @@ class Codec:
             given = (piece,) if self.op == "dequantize" else (x[here], *args[1:])
             found.append(Part(given, options, partial(_cut, here)))
         return tuple(found)
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """See `pipeline.bench.op.Suite`: as `calibrate=gptq` has it, columns in order of their inputs.
+
+    Attributes:
+        size: [rows, n] of the weights, float32 from N(0, 1).
+        formats: that they are coded in.
+    """
+
+    size: tuple[int, ...]
+    formats: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        data.check("bench.packed", self.formats, plain=False)
+        data.sizes("bench.matrix", self.size, 2)
+
+    @property
+    def nbytes(self) -> int:
+        return feedback.scratch(self.size)
+
+    def cases(self) -> Iterator[Case]:
+        rows, n = self.size
+        x = data.values(self.size)
+        inputs = data.values((2 * n, n), seed=1) * np.exp(data.values((n,), seed=2))
+        hessian = inputs.T @ inputs / np.float32(2 * n)
+        order = feedback.order_of(hessian)
+        factor = np.ascontiguousarray(feedback.factor(hessian, 0.01, order))
+        for name in self.formats:
+            scheme, recipe = data.FORMATS[name]
+            options = {**recipe, **SEARCH, "order": order}
+            # In fp64 a row is rounded without the others, and products of fewer rows may be summed in another order.
+            part = Part((x[:1], factor, scheme), options, partial(_cut, slice(0, 1)), "numpy")
+            flops, nbytes = float(rows * n * n), x.nbytes + factor.nbytes
+            yield Case("gptq", f"{name} [{rows}, {n}]", (x, factor, scheme), options, flops, nbytes, (part,), host=True)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pipeline.errors import WeightmillError
 from pipeline.records import schemas
 from plugins.bench.ops import data
 from plugins.bench.ops.attention import Attention
-from plugins.bench.ops.codecs import Cast, Codec
+from plugins.bench.ops.codecs import Cast, Codec, Gptq
 from plugins.bench.ops.in_numpy import Plain
 from plugins.bench.ops.matmul import MatMul
 from plugins.bench.ops.moe import Moe
@@ -188,6 +188,8 @@ SUITES = (
     Rope((1, 3), (4, 2, 8)),
     Embed(70, 64, ("f32", "q8_0")),
     *(Codec(op, (6, 256), ("mxfp4", "q8_0", "nvfp4")) for op in ("quantize", "dequantize", "quantize_dequantize")),  # type: ignore[arg-type]
+    Codec("quantize", (6, 256), (), ("int4_128",)),
+    Gptq((6, 256), ("mxfp4", "int4_128")),
     Cast((3, 32)),
 )
 EVERY = [case for suite in SUITES for case in suite.cases()]
@@ -198,7 +200,7 @@ def test_names_tell_cases_apart() -> None:
     assert len({*names}) == len(names)
     assert {op for op, _ in names} == {
         "matmul", "moe", "attention", "softmax", "sample", "rms_norm", "rope", "embed", "quantize", "dequantize",
-        "quantize_dequantize", "cast",
+        "quantize_dequantize", "gptq", "cast",
     }  # fmt: skip
 
 
