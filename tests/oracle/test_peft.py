@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pipeline.adapters import Layer, MergedStore
-from pipeline.api import quant_method
 from pipeline.ops import Kernel
 from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
@@ -23,6 +22,7 @@ from plugins.train.lora import A, Lora
 from plugins.train.packing import Packing
 from plugins.train.step import Bound
 from tests.cases import model_runs, toy_models
+from tests.cases.quantized import quant_method
 
 pytestmark = [
     pytest.mark.oracle,

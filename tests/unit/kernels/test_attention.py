@@ -28,6 +28,7 @@ def prompt() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 1.0}], ids=str)
 @pytest.mark.parametrize("block", [1, 4, 22, 23])
+@pytest.mark.brief
 @pytest.mark.usefixtures("quick")
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch, block: int, options: dict[str, Any]) -> None:
     monkeypatch.setattr(xla, "QUERIES", block)

@@ -104,13 +104,13 @@ def few(call: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "f", "args", "of"), [pytest.param(*c, id=f"{i} {c[0]}") for i, c in enumerate(configurations())]
 )
-def test_lowers_for_hopper(name: str, f: Callable[..., Any], args: tuple[Any, ...], of: Any) -> None:
+def test_lowers_for_hopper(name: str, f: Callable[..., Any], args: tuple[Any, ...], of: Any, thorough: bool) -> None:
     """Forward, and where that is asked both ways: one kernel of ours, of moe one for a projection; nothing calls back
-    to the host."""
+    to the host. What is XLA's of a gradient is, in `make test`, lowered once."""
     text = lowered("cuda", f, *args)
     assert text.count(CALL) == (2 if name.startswith("moe") else 1)
     assert "callback" not in text
-    if of is not None:
+    if of is not None and (thorough or "64 and 64 dims" in name):
         both = jax.value_and_grad(lambda *args: f(*args).astype(F32).sum(), of)
         assert lowered("cuda", both, *args).count(CALL) == 1
 

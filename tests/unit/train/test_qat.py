@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.coded_store import CodedStore
 from pipeline.ops import Kernel
 from pipeline.rules import Rule
@@ -22,6 +21,7 @@ from plugins.train.packing import Packing
 from plugins.train.qat import Qat
 from plugins.train.step import Step, make_step
 from tests.cases import model_runs, trained
+from tests.cases.quantized import quant_method
 
 INT8 = Blockwise("int8", 0, "f32", scale_rule="amax")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.coded_store import CodedStore
 from pipeline.errors import ConfigError
 from pipeline.learned import Learned
@@ -20,6 +19,7 @@ from plugins.train import blockwise
 from plugins.train.reconstruct import Reconstruction
 from stages.calibrate import likely
 from tests.cases import model_runs
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 
 SHORT = Reconstruction(updates=40, batch=8, scale_rate=4e-3, round_rate=3e-2, look=10, held_out=0.25)
