@@ -96,10 +96,10 @@ class Gptq:
         for name in self.formats:
             scheme, recipe = data.FORMATS[name]
             options = {**recipe, **SEARCH, "order": order}
-            # In fp64 a row is rounded without the others, and products of fewer rows may be summed in another order.
-            part = Part((x[:1], factor, scheme), options, partial(_cut, slice(0, 1)), "numpy")
+            ends = (slice(0, 1), slice(rows - 1, rows))  # each row is rounded without the others
+            parts = tuple(Part((x[row], factor, scheme), options, partial(_cut, row), "numpy") for row in ends)
             flops, nbytes = float(rows * n * n), x.nbytes + factor.nbytes
-            yield Case("gptq", f"{name} [{rows}, {n}]", (x, factor, scheme), options, flops, nbytes, (part,), host=True)
+            yield Case("gptq", f"{name} [{rows}, {n}]", (x, factor, scheme), options, flops, nbytes, parts, host=True)
 
 
 @dataclass(frozen=True)
