@@ -20,14 +20,16 @@ def journaled(run: Path) -> list[str]:
     return [k for k in (json.loads(line)["key"] for line in lines) if k.startswith("export-")]
 
 
-def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout_s: float = 60) -> None:
+def until(
+    condition: Callable[[], Any], process: subprocess.Popen[str], timeout_s: float = 60, every_s: float = 0.002
+) -> None:
     """Poll until `condition` holds; a process that ends before is a failure."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if process.poll() is not None:
             raise AssertionError(f"ended too early ({process.returncode}): {process.communicate()}")
         assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.002)
+        time.sleep(every_s)
 
 
 def after_chunks(run: Path, count: int, process: subprocess.Popen[str]) -> None:

@@ -217,7 +217,7 @@ def reason(quant: str, export: str) -> str:
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.brief("mxint8", "nf4 double", "fp8 tiles", "mxfp8_e5m2", "q8_0")
+@pytest.mark.brief("mxint8", "nvfp4", "nvfp4 inverse", "nf4 double", "fp8 tiles", "mxfp8_e5m2", "q8_0")
 def test_the_plan_refuses_what_an_export_cannot_hold(
     quant: str, gpt_oss: Toy, stages: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -238,6 +238,7 @@ def test_the_plan_refuses_what_an_export_cannot_hold(
 
 
 @pytest.mark.parametrize(("quant", "export"), [*(("mxint8", e) for e in REASONS), *PARTICULAR])
+@pytest.mark.brief(1)  # the plan says of each why
 def test_what_cannot_be_held_is_not_begun(quant: str, export: str, gpt_oss: Toy, say: Callable[..., Said]) -> None:
     code, out, err = say(*gpt_oss.typed(f"{quant} not {export}", *QUANTS[quant], f"export={export}"))
     assert (code, out) == (3, "")

@@ -61,7 +61,7 @@ def test_stopped(source, tmp_path, signals, how, everybody):
 
 def test_stopped_while_workers_start(source, tmp_path):
     process = start(*QUIETLY, f"model.source={source}", f"paths.run={tmp_path}", *HOW, *DISTRIBUTED)
-    until(lambda: workers_of(process), process)
+    until(lambda: workers_of(process), process, every_s=0.05)  # it looks at every process there is
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(TERM)
     ended(process, TERM, children)

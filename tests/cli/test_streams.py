@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("args", [["plan", *MAIN], ["graph", *MAIN], ["--help"], [*MAIN, "paths.run=run"]], ids=str)
-@pytest.mark.brief(when=lambda args: args[0] != "graph")
+@pytest.mark.brief(when=lambda args: args[0] not in ("plan", "graph"))
 def test_a_reader_that_left(args: list[str], run: Path) -> None:
     code, said = unread(*args, cwd=run)
     assert code == 141

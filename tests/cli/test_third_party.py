@@ -98,7 +98,7 @@ def test_in_a_sweep(tmp_path: Path, installed: dict[str, str]) -> None:
     ],
     ids=lambda v: v[0] if isinstance(v, list) else None,
 )
-@pytest.mark.brief(2)
+@pytest.mark.brief(1)  # tests/unit/config/test_resolve.py has those of values
 def test_its_mistakes_are_explained_like_ours(
     args: list[str], said: list[str], tmp_path: Path, installed: dict[str, str]
 ) -> None:

@@ -34,6 +34,7 @@ OWN = {  # a method and a stage of the user's own
         (("plan", *MAIN[:1], "--config-dir=mine", "quant=own", "stages=[load,decode,own,quantize,export]"), 0),
     ],
 )
+@pytest.mark.brief(when=lambda args: args[0] in ("plan", "gc"))
 def test_it_says_what_a_started_one_says(tmp_path: Path, args: tuple[str, ...], code: int) -> None:
     env = {"WHERE": str(SOURCE)}
     for name, content in OWN.items():

@@ -68,7 +68,7 @@ class Cluster:
         until = time.monotonic() + LIMIT_S
         while len(found := self.members()) < 2:
             assert time.monotonic() < until, "no gang was started"
-            time.sleep(0.01)
+            time.sleep(0.05)
         return found
 
 

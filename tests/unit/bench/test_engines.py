@@ -153,6 +153,7 @@ def test_rounds_are_in_turn(first: tuple[Path, Any]) -> None:
     assert noted == [(cell, round_) for round_ in (0, 1) for cell in cells]
 
 
+@pytest.mark.repeats  # test_ops.py: of kernels
 def test_the_next_one_is_held_against_it(first: tuple[Path, Any], fakes: Path) -> None:
     """The same engines by the same names; one is slower now, and one wrong."""
     outputs, before = first

@@ -96,6 +96,7 @@ def test_one_whose_losses_are_others_is_wrong(first: tuple[Path, Any]) -> None:
     assert "✗ other" in str(first[1].results["bench_train"]["tables"][0])
 
 
+@pytest.mark.repeats  # test_ops.py: of kernels
 def test_a_slower_one_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_S", "0.1")
     report = bench(acme, first[0], *CHOSEN, "bench.trainers=[fake]", f"bench.against='{Path(first[1].run).name}'")
