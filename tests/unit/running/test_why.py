@@ -30,9 +30,11 @@ class Before:
     text: Path
     monkeypatch: pytest.MonkeyPatch
     composed: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    edited: bool = False  # the code, of which a process otherwise asks once
 
     def ask(self, *overrides: str) -> dict[str, Reason]:
-        code._reach.cache_clear()
+        if self.edited:
+            code._reach.cache_clear()
         plan = plan_run(self.config(*overrides), self.outputs / "now", fetch=False)
         return {r.node: r for r in reasons(plan, self.outputs, Results(self.outputs / FOLDER))}
 
@@ -46,7 +48,7 @@ class Before:
         return compose_run(["+model=gpt_oss", "quant=mxfp4", *where, *overrides])
 
     def edit_code(self, name: str) -> None:
-        read = code.Sources.read
+        self.edited, read = True, code.Sources.read
 
         def edited(sources: code.Sources, path: Path) -> code.Source:
             found = read(sources, path)
@@ -55,11 +57,11 @@ class Before:
         self.monkeypatch.setattr(code.Sources, "read", edited)
 
     def update(self, library: str) -> None:
-        real = metadata.version
+        self.edited, real = True, metadata.version
         self.monkeypatch.setattr(metadata, "version", lambda name: "99.9" if name == library else real(name))
 
     def put_beside(self, folder: str, file: str) -> None:
-        real = code._beside
+        self.edited, real = True, code._beside
 
         def beside(place: Path) -> dict[str, str]:
             return real(place) | ({file: "0" * 32} if str(place).endswith(folder) else {})
@@ -79,7 +81,8 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
     write_json(tmp_path / "outputs/then/run.json", asdict(describe(plan, plan.keys, lambda file: None)))
     yield found
     monkeypatch.undo()
-    code._reach.cache_clear()
+    if found.edited:
+        code._reach.cache_clear()
 
 
 def append(path: Path, content: bytes = b" ") -> None:
