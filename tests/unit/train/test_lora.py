@@ -20,20 +20,21 @@ from plugins.train.objectives import CausalLM
 from plugins.train.optimizers import AdamW
 from plugins.train.step import Step, make_step
 from tests.cases import model_runs, trained
+from tests.unit.train.test_qat import one_layer
 
 KINDS = {"llama": "mxfp4", "gpt_oss": None, "qwen3_moe": "int8"}
 LORA = Lora(rank=4, alpha=8.0, ranks={"*q_proj*": 2}, rslora=True)
 
 
-def parameters_of(kind: str) -> Any:
-    config = trained.CONFIGS[kind]
+def parameters_of(kind: str, **options: Any) -> Any:
+    config = {**trained.CONFIGS[kind], **options}
     return family_of(config, model_runs.engine().families).parameters(config)
 
 
 @cache
 def frozen(kind: str) -> dict[str, Any]:
     """The weights, matrices of layers packed where `KINDS` says how; 24 rows of experts fit no block of 32."""
-    held = {n: jnp.asarray(w) for n, w in trained.parameters(kind).items()}
+    held = {n: jnp.asarray(w) for n, w in trained.parameters(kind, **one_layer(kind)).items()}
     if (quant := KINDS[kind]) is None:
         return held
     rules = (
@@ -50,21 +51,26 @@ def whole(kind: str) -> dict[str, Any]:
     return {n: jnp.array(w, copy=True) for n, w in dequantize(frozen(kind), jnp.float32).items()}
 
 
-def around(kind: str, lora: Lora = LORA) -> Step:
-    model = trained.model(kind)
+def around(kind: str, lora: Lora = LORA, **options: Any) -> Step:
+    model = trained.model(kind, **options)
     model.ops = lora.ops(model.ops)
-    leaves = partial(lora.leaves, parameters=parameters_of(kind), specs={})
+    leaves = partial(lora.leaves, parameters=parameters_of(kind, **options), specs={})
     return make_step(model, CausalLM(), AdamW(rate=3e-2, decay=0.0), steps=100, leaves=leaves)
 
 
 @cache
 def step_of(kind: str) -> Step:
-    return around(kind)
+    return around(kind, **one_layer(kind))
+
+
+@cache
+def plain_of(kind: str) -> Step:
+    return make_step(trained.model(kind, **one_layer(kind)), CausalLM(), AdamW(), steps=100)
 
 
 def after(kind: str, count: int) -> tuple[Any, list[dict[str, Any]]]:
     step = step_of(kind)
-    state, seen = step.init(LORA.begin(parameters_of(kind), 5)), []
+    state, seen = step.init(LORA.begin(parameters_of(kind, **one_layer(kind)), 5)), []
     for _ in range(count):
         state, figures = step(state, trained.batches(2, 2, 24), trained.key(), frozen(kind))
         seen.append(
@@ -78,7 +84,7 @@ def after(kind: str, count: int) -> tuple[Any, list[dict[str, Any]]]:
 def test_they_begin_as_nothing_and_learn(kind: str) -> None:
     """b is zero, so that at first only b has a gradient; then all of both have one."""
     _, seen = after(kind, 6)
-    plain = trained.step_of(kind)
+    plain = plain_of(kind)
     _, of_base = plain(plain.init(whole(kind)), trained.batches(2, 2, 24), trained.key())
     np.testing.assert_allclose(seen[0]["loss"], of_base["loss"], rtol=1e-5)
     assert all((norm == 0) == name.endswith(A) for name, norm in seen[0]["norms"].items())
@@ -92,7 +98,7 @@ def test_they_begin_as_nothing_and_learn(kind: str) -> None:
 @pytest.mark.brief("llama", "gpt_oss")
 def test_merged_weights_compute_the_same(kind: str) -> None:
     state, _ = after(kind, 2)
-    parameters, names = parameters_of(kind), {}
+    parameters, names = parameters_of(kind, **one_layer(kind)), {}
     base = whole(kind)
     for p in parameters:
         value = base[p.name]
@@ -114,7 +120,7 @@ def test_merged_weights_compute_the_same(kind: str) -> None:
         name, shape = p.names[-1], specs[p.names[-1]].shape
         box = tuple(slice(n // 4, n // 2 + 1) for n in shape)
         np.testing.assert_allclose(store.read(name, box), store.read(name)[box], rtol=1e-5, atol=1e-6)
-    plain = trained.step_of(kind)
+    plain = plain_of(kind)
     _, of_merged = plain(plain.init(merged), trained.batches(2, 2, 24), trained.key())
     _, of_adapted = step_of(kind)(state, trained.batches(2, 2, 24), trained.key(), frozen(kind))
     np.testing.assert_allclose(of_adapted["loss"], of_merged["loss"], rtol=1e-5)
@@ -137,8 +143,8 @@ def test_they_begin_as_peft_does_and_by_their_names() -> None:
 @pytest.mark.repeats
 def test_dropout_is_for_updates_only_and_another_each_time() -> None:
     lora = Lora(rank=4, dropout=0.5, targets=("*self_attn.v_proj.weight",))
-    step = around("llama", lora)
-    begun = lora.begin(parameters_of("llama"), 0)
+    step = around("llama", lora, **one_layer("llama"))
+    begun = lora.begin(parameters_of("llama", **one_layer("llama")), 0)
     begun = {n: w if n.endswith(A) else np.ones_like(w) for n, w in begun.items()}
     batch = {n: a[0] for n, a in trained.batches(1, 2, 24).items()}
 
