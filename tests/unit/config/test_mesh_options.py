@@ -90,20 +90,19 @@ def test_what_devices_have_different_rows_cannot_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    "wrong",
     [
-        ("mesh.axes.tensor=true", "a whole number is expected"),
-        ("mesh.axes.tensor=2.5", "a whole number is expected"),
-        ("mesh.rules.mlp={a: b}", "is none of"),
-        ("mesh.stored.fsdp=mlp", "a list is expected"),
-        ("mesh.replicated_most=some", "a number is expected"),
-        ("mesh.replicated_most=2", "a share is needed"),
+        {"mesh.axes.tensor=true": "a whole number is expected", "mesh.axes.fsdp=2.5": "a whole number is expected",
+         "mesh.stored.fsdp=mlp": "a list is expected", "mesh.replicated_most=some": "a number is expected"},
+        {"mesh.rules.mlp={a: b}": "is none of"},
+        {"mesh.replicated_most=2": "a share is needed"},
     ],
-)
-def test_wrong_types_are_refused_where_they_are(override: str, said: str) -> None:
-    [(where, message)] = problems("mesh=fsdp_tensor", override).items()
-    assert where == override.partition("=")[0]
-    assert said in message
+)  # fmt: skip
+def test_wrong_types_are_refused_where_they_are(wrong: dict[str, str]) -> None:
+    found = problems("mesh=fsdp_tensor", *wrong)
+    assert {*found} == {override.partition("=")[0] for override in wrong}
+    for override, said in wrong.items():
+        assert said in found[override.partition("=")[0]]
 
 
 @pytest.mark.parametrize(

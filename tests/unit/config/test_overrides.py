@@ -86,12 +86,9 @@ def test_a_path_that_cannot_be_is_left_to_the_rest() -> None:
 
 
 def prompt_of(*overrides: str) -> Any:
-    """By the composition of `compose_run`, and by that of the command line's Python twin."""
-    args = ["+model=gpt_oss", "flow=generate", *overrides]
-    with _composed([*args, "paths.run=x"], None) as (config, _):
-        found = config.stages["generate"].prompt
-    assert compose_run(args).stages["generate"].prompt == found
-    return found
+    """By the composition of the command line's Python twin."""
+    with _composed(["+model=gpt_oss", "flow=generate", *overrides, "paths.run=x"], None) as (config, _):
+        return config.stages["generate"].prompt
 
 
 TEXT = 'One, "two" = {three}: $4 ${five} [six] \\7 é — \n\n'
@@ -99,6 +96,7 @@ TEXT = 'One, "two" = {three}: $4 ${five} [six] \\7 é — \n\n'
 
 def test_prompts_reach_the_stage(tmp_path: Path) -> None:
     assert prompt_of(f"prompt={TEXT}") == TEXT
+    assert compose_run(["+model=gpt_oss", "flow=generate", f"prompt={TEXT}"]).stages["generate"].prompt == TEXT
     assert prompt_of("prompt=-m") == "-m"
     assert prompt_of("""prompts=["One, two", 'it\\'s', 3]""") == ("One, two", "it's", "3")
     file = tmp_path / "a, b.txt"
