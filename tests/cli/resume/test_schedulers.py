@@ -11,6 +11,8 @@ from tests.cases.resumed import DISTRIBUTED, command
 from tests.cases.runs import after_chunks, digests, journaled, until
 from tests.cli.run import ROOT, done, end, kill_tree, pipeline, start
 
+OTHER = "quant.scale_rule=even"
+
 
 @pytest.fixture
 def scheduler(tmp_path):
@@ -38,29 +40,31 @@ def scheduler(tmp_path):
         p.wait()
 
 
-def test_every_scheduler_writes_the_same_bytes(source, expected, tmp_path, scheduler, thorough):
-    address, worker, _ = scheduler
+def test_a_scheduler_that_was_there_before(source, expected, tmp_path, scheduler, thorough):
+    """Without workers, and where there is none, it is an error; whatever runs through it writes the same bytes; when it
+    dies the run ends, and goes on without it."""
+    address, worker, process_of_scheduler = scheduler
+    through = f"dask.address={address}"
+    result = pipeline(*command(source, tmp_path / "none", through))
+    assert result.code == 6
+    assert "the scheduler there has no workers" in result.err
+    result = pipeline(*command(source, tmp_path / "none", "dask.address=tcp://127.0.0.1:9"))
+    assert result.code == 6
+    assert "no scheduler answers there" in result.err
+
     worker()
     if thorough:  # test_killed.py: of a local cluster
         done(*command(source, tmp_path / "local", *DISTRIBUTED))
         assert digests(tmp_path / "local" / "model") == expected
     runs = [tmp_path / "one", tmp_path / "two"]
-    two = ["quant.scale_rule=even"]
-    processes = [
-        start(*command(source, runs[0], f"dask.address={address}")),
-        start(*command(source, runs[1], f"dask.address={address}", *two)),
-    ]
-    for process in processes:  # at once, on the same workers
+    each = [start(*command(source, run, through, *more)) for run, more in zip(runs, ([], [OTHER]), strict=True)]
+    for process in each:  # at once, on the same workers
         result = end(process)
         assert result.code == 0, result.err
     assert digests(runs[0] / "model") == expected
     assert digests(runs[1] / "model") != expected
 
-
-def test_a_scheduler_that_dies_ends_the_run(source, expected, tmp_path, scheduler):
-    address, worker, process_of_scheduler = scheduler
-    worker(1)
-    process = start(*command(source, tmp_path / "run", f"dask.address={address}"))
+    process = start(*command(source, tmp_path / "run", through))
     after_chunks(tmp_path / "run", 3, process)
     process_of_scheduler.kill()
     result = end(process, 60)
@@ -70,13 +74,3 @@ def test_a_scheduler_that_dies_ends_the_run(source, expected, tmp_path, schedule
     had = len(journaled(tmp_path / "run"))
     assert done(*command(source, tmp_path / "run"))["chunks"]["reused"] == had
     assert digests(tmp_path / "run" / "model") == expected
-
-
-def test_no_scheduler_and_no_worker_are_errors(source, tmp_path, scheduler):
-    address, _, _ = scheduler
-    result = pipeline(*command(source, tmp_path / "run", f"dask.address={address}"))
-    assert result.code == 6
-    assert "the scheduler there has no workers" in result.err
-    result = pipeline(*command(source, tmp_path / "run", "dask.address=tcp://127.0.0.1:9"))
-    assert result.code == 6
-    assert "no scheduler answers there" in result.err

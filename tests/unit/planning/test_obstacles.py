@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +36,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+@cache
+def composed(*overrides: str) -> RunConfig:
+    """Places are as they are typed, so that it serves every working directory."""
+    return compose_run([*overrides])
+
+
+EXPORTING = ("+model=llama", "stages=[load,export]", "export=plain", "model.source=source")
+
+
 def said(*args: str, run_dir: str = "outputs/run") -> list[str]:
     """`found_by` of the run that `args` describe."""
     everything = ["+model=llama", "stages=[load,export]", "export=plain", f"paths.run={run_dir}", *args]
     if not any(a.startswith("model.source=") for a in args):
         everything.append("model.source=source")
-    return found_by(compose_run(everything))
+    return found_by(composed(*everything))
 
 
 def found_by(run: RunConfig) -> list[str]:
@@ -80,8 +90,8 @@ def test_an_export_never_replaces_what_holds_the_user_or_the_run(here: Path, tar
     (here / "link-to-source").symlink_to("source")
     for folder in (here / "source", here / "store", here.parent / "home", here.parent / "home/me", here, here.parent):
         (folder / MARKER).write_text('{"weightmill": 1, "key": "", "files": []}')  # ours, as it says
-    run = compose_run(["+model=llama", "stages=[load,export]", "export=plain", "model.source=source",
-                       "paths.run=outputs/run", f"export.path='{target}'"])  # fmt: skip
+    run = composed(*EXPORTING, "paths.run=outputs/run")
+    run = replace(run, stages={**run.stages, "export": replace(run.stages["export"], path=target)})
     for overwrite in (True, False):
         [found] = found_by(replace(run, spine=replace(run.spine, overwrite=overwrite)))
         assert TARGETS[target] in found
@@ -93,7 +103,7 @@ def test_capitals_and_mounts_make_no_other_folder(here: Path, monkeypatch: pytes
     real = os.stat
     (here / "SOURCE").mkdir()
     monkeypatch.setattr(os, "stat", lambda p, **how: real(str(p).replace("SOURCE", "source"), **how))
-    run = compose_run(["+model=llama", "stages=[load,export]", "export=plain", "model.source=source"])
+    run = composed(*EXPORTING)
     plan = plan_run(run, here / "outputs/run")
     assert "is what this run reads" in next(clashes(here / "SOURCE", "export", plan, here / "outputs"))
 
@@ -113,7 +123,7 @@ def test_the_working_directory_may_be_the_source(here: Path, monkeypatch: pytest
 
 
 def test_two_exports_of_one_run(here: Path) -> None:
-    run = compose_run(["+model=llama", "stages=[load,export]", "export=plain", "model.source=source"])
+    run = composed(*EXPORTING)
     stages = dict(run.stages) | {"again": replace(run.stages["export"], path="new/inner")}
     stages["export"] = replace(run.stages["export"], path="new")
     both = replace(run, stages=stages, nodes=dict(run.nodes) | {"again": run.nodes["export"]})
@@ -137,7 +147,7 @@ def test_what_a_stage_writes_beside_them_counts(here: Path, monkeypatch: pytest.
     (here / "mine").mkdir()
     (here / "mine" / "picture.png").write_text("")
     assert said(run_dir="mine") == []
-    run = compose_run(["+model=llama", "stages=[load,export]", "export=plain", "model.source=source"])
+    run = composed(*EXPORTING)
     monkeypatch.setattr(type(run.stages["export"]), "writes", ("picture.png",), raising=False)
     assert "holds picture.png" in said(run_dir="mine")[0]
 
