@@ -17,6 +17,7 @@ from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
+from tests.cases import two_layers
 from tests.cli.run import MAIN, OPTIMIZED, ROOT, end, pipeline, start
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
@@ -36,6 +37,11 @@ def run(*overrides: str) -> Any:
     return weightmill.run(["+model=gpt_oss", *overrides])
 
 
+def small(*overrides: str) -> Any:
+    """Of half the model, where nothing that is asserted is of a trained one."""
+    return run(f"model.source={two_layers.folder()}", *overrides)
+
+
 def assert_as_planned(report: Any, *overrides: str) -> None:
     """Every stage that ran a model had on the device what its plan says."""
     plan = plan_run(compose_run(["+model=gpt_oss", *overrides]), Path(report.run))
@@ -49,8 +55,10 @@ def assert_as_planned(report: Any, *overrides: str) -> None:
 
 
 def test_the_main_job_says_what_quantization_did(tmp_path: Path, thorough: bool) -> None:
-    """Of whole texts README.md says it, and test_readme.py that it does."""
-    args = ("flow=full", "sampling.max_tokens=8", f"evaluate.windows.tokens={8192 if thorough else 1024}")
+    """Of the whole model and whole texts README.md says it, and test_readme.py that it does."""
+    source = TINY if thorough else two_layers.folder()
+    args = (f"model.source={source}", "flow=full", "sampling.max_tokens=8")
+    args += (f"evaluate.windows.tokens={8192 if thorough else 1024}",)
     said = pipeline(*MAIN, *args, cwd=tmp_path, env=OPTIMIZED if thorough else None)
     assert said.code == 0, said.err
     [found] = (tmp_path / "outputs").glob("*/manifest.json")
@@ -70,14 +78,14 @@ def test_the_main_job_says_what_quantization_did(tmp_path: Path, thorough: bool)
     on_device = evaluated["facts"]["device_nbytes"]
     assert weights * 0.99 < on_device < weights  # the file, less its header
     assert generated["facts"]["device_nbytes"] == on_device
-    assert evaluated["facts"]["baseline_nbytes"] == 2 * 5_107_032
+    assert evaluated["facts"]["baseline_nbytes"] == (2 * 5_107_032 if thorough else values(source))
     [tokens] = generated["tokens"]
     assert len(tokens) == 8
     assert generated["finish"] == ["length"]
     for text in ("weights on the device", "tokens/s", generated["texts"][0][:20]):
         assert text in said.out
     assert generated["texts"][0] in said.err  # streamed as it came
-    plan = pipeline("plan", *MAIN, "flow=full", cwd=tmp_path)
+    plan = pipeline("plan", *MAIN, *args, cwd=tmp_path)
     assert plan.code == 0, plan.err
     rows = {row["what"]: row for row in manifest["predicted"]}
     assert rows["device"]["planned"] == rows["device"]["measured"] == evaluated["facts"]["baseline_nbytes"]
@@ -88,10 +96,16 @@ def test_the_main_job_says_what_quantization_did(tmp_path: Path, thorough: bool)
     assert any(b[0] == "moe" for b in manifest["backends"])
 
 
+def values(source: Path) -> int:
+    """Bytes of all tensors in a file."""
+    content = (source / "model.safetensors").read_bytes()
+    return len(content) - 8 - int.from_bytes(content[:8], "little")
+
+
 def test_a_sweep_computes_the_baseline_once(here: Path) -> None:
     tables, times = [], []
     for quant in ("mxfp4", "mxfp6_e3m2", "none"):
-        tables.append(run("flow=evaluate", f"quant={quant}", *SHORT).results["evaluate"]["texts"])
+        tables.append(small("flow=evaluate", f"quant={quant}", *SHORT).results["evaluate"]["texts"])
         times.append([p.stat().st_mtime_ns for p in baselines(here, "states.npz")])
     assert len({t["sotu_eval.txt"].get("baseline_perplexity", t["sotu_eval.txt"]["perplexity"]) for t in tables}) == 1
     assert tables[0]["sotu_eval.txt"]["kl"] > tables[1]["sotu_eval.txt"]["kl"] > 0
@@ -192,21 +206,21 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
 
 def test_generate_is_the_quick_way_to_text(here: Path, thorough: bool) -> None:
     options = ("flow=generate", "quant=mxfp4", "sampling.max_tokens=12", "progress=false")
-    report = run(*options, "prompts=[The people, Our army and navy]")
+    report = small(*options, "prompts=[The people, Our army and navy]")
     found = report.results["generate"]
     assert found["prompts"] == ["The people", "Our army and navy"]
-    assert_as_planned(report, *options)
-    alone = run(*options, "prompt=Our army and navy").results["generate"]
+    assert_as_planned(report, f"model.source={two_layers.folder()}", *options)
+    alone = small(*options, "prompt=Our army and navy").results["generate"]
     assert alone["texts"] == found["texts"][1:]
     assert not (here / "outputs").joinpath("model").exists()
-    nucleus = run(*options, "sampling=nucleus", "prompt=The people", "seed=1").results["generate"]["texts"]
+    nucleus = small(*options, "sampling=nucleus", "prompt=The people", "seed=1").results["generate"]["texts"]
     assert nucleus != found["texts"][:1]
     third = found["tokens"][0][2]
-    ended = run(*options, "prompt=The people", f"sampling.stop_tokens=[{third}]").results["generate"]
+    ended = small(*options, "prompt=The people", f"sampling.stop_tokens=[{third}]").results["generate"]
     assert ended["finish"] == ["end"]
     assert ended["tokens"][0] == found["tokens"][0][: found["tokens"][0].index(third) + 1]
     if thorough:  # of strings tests/unit/engine/test_generate.py says it
-        stopped = run(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
+        stopped = small(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
         assert stopped["finish"] == ["stop"]
         assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
 
@@ -223,7 +237,7 @@ def test_an_empty_text_is_named(here: Path) -> None:
 
 
 def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
-    args = ["+model=gpt_oss", "flow=generate", "sampling.max_tokens=50000"]
+    args = ["+model=gpt_oss", f"model.source={two_layers.folder()}", "flow=generate", "sampling.max_tokens=50000"]
     process = start(*args, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"}, stdout=None)
     assert process.stderr is not None
     try:
@@ -236,49 +250,45 @@ def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
     assert "interrupted; the same command goes on from here" in said.err
 
 
-def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:
-    report = run("flow=sensitivity", "quant=mxfp4", *SHORT)
+def test_sensitivity_names_the_layer_that_hurts_and_what_calibration_gained(here: Path) -> None:
+    report = small("flow=sensitivity", "quant=mxfp4", *SHORT)
     found = report.results["sensitivity"]
-    assert set(found["groups"]) == {f"model.layers.{i}" for i in range(4)}
+    assert set(found["groups"]) == {f"model.layers.{i}" for i in range(two_layers.LAYERS)}
     worst = max(found["groups"], key=lambda g: found["groups"][g]["kl"])
     assert found["figures"]["worst"] == worst
     assert (Path(report.run) / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
     # One group alone is what evaluating a model with that group alone quantized gives.
     rules = f"model.rules=[{{match: '{worst}.mlp.experts.*_proj', to: quant}}, {{match: '*', to: keep}}]"
-    alone = run("flow=evaluate", "quant=mxfp4", rules, *SHORT).results["evaluate"]["texts"]["sotu_eval.txt"]
+    alone = small("flow=evaluate", "quant=mxfp4", rules, *SHORT).results["evaluate"]["texts"]["sotu_eval.txt"]
     assert found["groups"][worst]["kl"] == pytest.approx(alone["kl"], rel=1e-3)
-    roles = run("flow=sensitivity", "quant=mxfp4", "sensitivity.by=role", *SHORT).results["sensitivity"]
+    roles = small("flow=sensitivity", "quant=mxfp4", "sensitivity.by=role", *SHORT).results["sensitivity"]
     assert list(roles["groups"]) == ["experts"]
-    assert_as_planned(report, "flow=sensitivity", "quant=mxfp4", *SHORT)
-
-
-def test_what_calibration_gained_is_shown_before_and_after(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_as_planned(report, f"model.source={two_layers.folder()}", "flow=sensitivity", "quant=mxfp4", *SHORT)
+    # What calibration gained is shown before and after.
     short = ("calibrate.windows.tokens=512", *SHORT)
-    report = run("flow=sensitivity", "quant=mxfp4", "calibrate=imatrix", *short)
-    capsys.readouterr()
-    found = report.results["sensitivity"]["groups"]
-    plain = run("flow=sensitivity", "quant=mxfp4", *short).results["sensitivity"]
-    for name, row in found.items():
-        assert row["nearest"] == pytest.approx({k: plain["groups"][name][k] for k in row["nearest"]}, rel=1e-6)
-    assert report.results["sensitivity"]["together"]["nearest"]["kl"] == pytest.approx(plain["together"]["kl"])
-    assert "nearest" not in plain["together"]
-    names = {f"model.layers.{i}.mlp.experts.{p}_proj" for i in range(4) for p in ("gate_up", "down")}
+    report = small("flow=sensitivity", "quant=mxfp4", "calibrate=imatrix", *short)
+    after = report.results["sensitivity"]
+    for name, row in after["groups"].items():
+        assert row["nearest"] == pytest.approx({k: found["groups"][name][k] for k in row["nearest"]}, rel=1e-6)
+    assert after["together"]["nearest"]["kl"] == pytest.approx(found["together"]["kl"])
+    assert "nearest" not in found["together"]
+    names = {f"model.layers.{i}.mlp.experts.{p}_proj" for i in range(two_layers.LAYERS) for p in ("gate_up", "down")}
     assert {row["name"] for row in report.gains} == names
     assert all([*row["lost"]] == ["nearest", "imatrix"] and row["by"] == "squares" for row in report.gains)
-    again = run("flow=convert", "quant=mxfp4", "calibrate=imatrix", "calibrate.windows.tokens=512")
+    again = small("flow=convert", "quant=mxfp4", "calibrate=imatrix", "calibrate.windows.tokens=512")
     of = {row["name"]: row["lost"] for row in again.gains}
     assert of == {row["name"]: pytest.approx({k: v / 2 for k, v in row["lost"].items()}) for row in report.gains}
     assert json.loads((Path(again.run) / "manifest.json").read_text())["gains"] == again.gains
 
 
 def test_load_model_in_a_notebook(here: Path) -> None:
-    report = run("flow=convert", "quant=mxfp4", "progress=false")
-    again = run("flow=convert", "quant=mxfp4", "progress=false")
+    report = small("flow=convert", "quant=mxfp4", "progress=false")
+    again = small("flow=convert", "quant=mxfp4", "progress=false")
     assert again.reused
     assert not report.reused
     assert again.outputs == report.outputs
     packed = weightmill.load_model(Path(report.run) / "model")
-    plain = weightmill.load_model(TINY, quant="mxfp4")
+    plain = weightmill.load_model(two_layers.folder(), quant="mxfp4")
     assert packed.facts["device_nbytes"] == plain.facts["device_nbytes"]
     text = packed.generate("The state of the Union", max_tokens=10)
     assert str(text) == text.text == plain.generate("The state of the Union", max_tokens=10).text
@@ -311,7 +321,7 @@ def test_load_model_takes_what_generate_takes(here: Path) -> None:
 
 def test_load_model_without_a_tokenizer(here: Path) -> None:
     """Prompts of ids need none; what ends a text is in config.json too; a tokenizer that is broken is not none."""
-    whole = weightmill.load_model(TINY)
+    whole = weightmill.load_model(two_layers.folder())
     ids = whole.tokenizer.encode("The people")
     source = without_tokenizer(here / "bare")
     bare = weightmill.load_model(source)
@@ -358,7 +368,7 @@ def test_parity_takes_random_tokens_only_where_there_is_no_tokenizer(here: Path,
 
 def without_tokenizer(folder: Path) -> Path:
     folder.mkdir()
-    for file in TINY.iterdir():
+    for file in two_layers.folder().iterdir():
         if not file.name.startswith("tokenizer"):
             shutil.copy(file, folder)
     return folder
@@ -403,34 +413,34 @@ def test_options_that_make_no_sense(here: Path, override: str, message: str) -> 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore")
 def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = run("flow=parity", "progress=false")
+    report = small("flow=parity", "progress=false")
     found = report.results["parity"]
     assert found["same"]
     assert report.exit_code == 0
-    assert list(found["layers"]) == ["embed", *(f"layers.{i}" for i in range(4)), "norm", "logits"]
+    assert list(found["layers"]) == ["embed", *(f"layers.{i}" for i in range(two_layers.LAYERS)), "norm", "logits"]
     assert max(d["relative"] for d in found["layers"].values()) < 1e-5
     assert found["top1"] == 1
     assert found["prompt"] == "sotu_eval.txt"
-    assert_as_planned(report, "flow=parity")
+    assert_as_planned(report, f"model.source={two_layers.folder()}", "flow=parity")
     # A layer that computes something else is named.
     from plugins.models.gpt_oss import model
 
     right = model.swiglu
     calls = iter(range(100))
 
-    def wrong_in_layer_two(h: Any, **options: Any) -> Any:
-        return right(h, **options) * (1.001 if next(calls) == 2 else 1)
+    def wrong_in_layer_one(h: Any, **options: Any) -> Any:
+        return right(h, **options) * (1.001 if next(calls) == 1 else 1)
 
-    monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
-    again = run("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
+    monkeypatch.setattr(model, "swiglu", wrong_in_layer_one)
+    again = small("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
     assert again.exit_code == 7
-    assert again.results["parity"]["first"] == "layers.2"
+    assert again.results["parity"]["first"] == "layers.1"
 
 
 def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -> None:
     quants = "[int3,mxfp4,int8]" if thorough else "[mxfp4,int8]"
     asked = ("flow=allocate", f"allocate.quants={quants}", *SHORT)
-    report = run(*asked, "allocate.bits=6")
+    report = small(*asked, "allocate.bits=6")
     found, tried = report.results["allocate"], report.results["trials"]
     assert found["bits"] <= 6
     assert found["kl"] <= 0.003 < tried["together"]["mxfp4"]["kl"]  # of 4.25 bits
@@ -438,26 +448,26 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
     assert len({*found["picks"].values()}) > 1
     folder = Path(report.run)
     assert (folder / "allocation.png").read_bytes().startswith(b"\x89PNG")
-    used = run("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
+    used = small("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
     assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
     if thorough:
-        better, smaller = (run(*asked, budget).results for budget in ("allocate.kl=0.001", "allocate.bits=4.25"))
+        better, smaller = (small(*asked, budget).results for budget in ("allocate.kl=0.001", "allocate.bits=4.25"))
         assert better["trials"] == smaller["trials"] == tried
         assert better["allocate"]["kl"] <= 0.001
         assert len({*better["allocate"]["picks"].values()}) > 1
         assert smaller["allocate"]["bits"] <= 4.25
         assert smaller["allocate"]["kl"] <= tried["together"]["mxfp4"]["kl"]  # which is 4.25 bits, too
         assert smaller["allocate"]["kl"] == pytest.approx(smaller["allocate"]["predicted"], rel=0.3)
-    both = run("quant=auto", "quant.bits=6", f"quant.quants={quants}", "flow=evaluate", *SHORT)
+    both = small("quant=auto", "quant.bits=6", f"quant.quants={quants}", "flow=evaluate", *SHORT)
     assert both.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
     said = pipeline("plan", "+model=gpt_oss", "quant=auto", "quant.bits=6", *SHORT)
     assert said.code == 0
     assert "and then: +model=gpt_oss" in said.err
     assert "quant=auto is two runs" in pipeline("-m", "+model=gpt_oss", "quant=auto,int8", "quant.bits=6").err
     with pytest.raises(PlanError, match=r"allocate\.bits: 2: the smallest .* bits a weight; allocate\.quants"):
-        run(*asked, "allocate.bits=2", "allocate.keep=false")
+        small(*asked, "allocate.bits=2", "allocate.keep=false")
     with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
-        run("flow=allocate", "allocate.quants=[mxfp4]", *SHORT, "allocate.kl=1e-9", "allocate.keep=false")
+        small("flow=allocate", "allocate.quants=[mxfp4]", *SHORT, "allocate.kl=1e-9", "allocate.keep=false")
 
 
 @pytest.mark.repeats
