@@ -246,7 +246,7 @@ def gptq(rng: np.random.Generator) -> Case:
     n = (scheme.block_elems or 32) * int(rng.integers(1, 6))
     case = gptq_cases.call(rng, scheme, int(rng.integers(1, 70)), n, bool(rng.integers(2)), **recipe)
     x, factor, _ = case.args
-    return Case(name, (anyhow(x, rng), anyhow(factor, rng), scheme), case.options)
+    return Case(name, (anyhow(x, rng), guarded(np.ascontiguousarray(factor)), scheme), case.options)
 
 
 def rope(rng: np.random.Generator) -> Case:
