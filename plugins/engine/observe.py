@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pipeline import meter
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -152,6 +153,7 @@ def spread(
     for i in range(0, len(first), len(devices)):
         given = zip(first[i : i + len(devices)], devices, held, strict=False)
         found = [(at, step(of, jax.device_put(_part(model, states, at, batch), device))) for at, device, of in given]
+        meter.on_device(sum(a.nbytes for a in (*leaves, *jax.tree.leaves(found[0][1]))))
         yield from found  # all of them were asked for before the first is waited for
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from pipeline import meter
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
@@ -55,8 +56,11 @@ def whole(batch: int = 2) -> tuple[Path, dict[str, bytes]]:
 
 def observed(folder: Path, engine: Any = None, batch: int = 2) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
-    engine = engine or model_runs.engine()
-    engine.observe(model_runs.checkpoint(two_layers.folder()), ROWS, batch, folder, hessian=True)
+    engine, checkpoint = engine or model_runs.engine(), model_runs.checkpoint(two_layers.folder())
+    with meter.metered() as told:
+        engine.observe(checkpoint, ROWS, batch, folder, hessian=True)
+    held = [sum(s.nbytes for n, s in checkpoint.store.specs.items() if f"layers.{i}." in n) for i in range(2)]
+    assert told.device_nbytes == 0 or max(held) < told.device_nbytes < 3 * max(held)  # 0: nothing was left to do
     assert not [*folder.glob("routed.*")]
     return {p.name: p.read_bytes() for p in sorted(folder.glob("layers.*.np[yz]"))}
 
