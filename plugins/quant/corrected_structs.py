@@ -44,7 +44,7 @@ class CorrectedStructs(Structs):
 
     def scratch(self, shape: tuple[int, ...]) -> int:
         """See `pipeline.method.MethodHooks`."""
-        return feedback.scratch(shape)
+        return feedback.scratch(shape, self.scheme.block_elems)
 
     def encode(self, x: Any, *, statistics: Any = None, **more: Any) -> QTensor:
         """See `Structs.encode`.

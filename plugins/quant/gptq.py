@@ -16,6 +16,7 @@ from pipeline.ops import Call, Kernel
 from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.gptq import feedback
 from plugins.kernels.quantize.numpy import empty
+from plugins.kernels.quantize.reach import refuse_infinities
 from plugins.quant.blockwise import Blockwise, matrix_scale, searching
 from plugins.quant.corrected_structs import CorrectedStructs
 from plugins.quant.structs import Structs
@@ -67,11 +68,13 @@ class Corrected(Blockwise):
             q.codes[lead], q.scales[lead] = part.codes, part.scales
             if q.zeros is not None:
                 q.zeros[lead] = part.zeros
+        if self.recipe.overflow == "error":
+            refuse_infinities(x, q)
         return q
 
     def scratch(self, shape: tuple[int, ...]) -> int:
         """See `pipeline.method.MethodHooks`."""
-        return feedback.scratch(shape)
+        return feedback.scratch(shape, self.scheme.block_elems or shape[-1])
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
         """As of `Blockwise`, but codes are made by `gptq`."""

@@ -67,6 +67,8 @@ class TestQuantize(KernelContract):
         broken[1, 40] = np.nan
         yield Case("NaN is an error", (broken, MXFP4))
         yield Case("NaN poisons", (broken, MXFP4), {"nonfinite": "poison"})
+        search = {"scale_rule": "rceil", "search": "mse", "overflow": "inf"}
+        yield Case("a search keeps off infinities", (np.full((1, 32), 3.1e38, np.float32), MXFP4), search)
 
 
 OP_BY_OP = ("normal", "no rows", "-0 only for 0", "e2m3 e8m0 None")

@@ -15,7 +15,7 @@ from pipeline.testing.memory import cut
 from plugins.bench.ops import data
 from plugins.kernels.gptq import feedback
 
-# As conf/calibrate has it.
+# As conf/calibrate has them.
 SEARCH: Final = {"search": "mse", "search_grid": (0.75, 0.8, 0.84, 0.88, 0.91, 0.94, 0.97, 1.03, 1.06)}
 
 
@@ -68,7 +68,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class Gptq:
-    """See `pipeline.bench.op.Suite`: as `calibrate=gptq` has it, columns in order of their inputs.
+    """See `pipeline.bench.op.Suite`: columns in order of their inputs, scales searched for, as `calibrate=gptq` does.
 
     Attributes:
         size: [rows, n] of the weights, float32 from N(0, 1).
@@ -84,7 +84,8 @@ class Gptq:
 
     @property
     def nbytes(self) -> int:
-        return feedback.scratch(self.size)
+        n = self.size[1]
+        return feedback.scratch(self.size, n) + 5 * 8 * n * n  # inputs twice, XᵀX, its factor
 
     def cases(self) -> Iterator[Case]:
         rows, n = self.size
@@ -96,6 +97,8 @@ class Gptq:
         for name in self.formats:
             scheme, recipe = data.FORMATS[name]
             options = {**recipe, **SEARCH, "order": order}
+            if scheme.element.startswith("int"):
+                options["scale_rule"] = "half_range"
             ends = (slice(0, 1), slice(rows - 1, rows))  # each row is rounded without the others
             parts = tuple(Part((x[row], factor, scheme), options, partial(_cut, row), "numpy") for row in ends)
             flops, nbytes = float(rows * n * n), x.nbytes + factor.nbytes

@@ -16,5 +16,6 @@
 In fp64: of column k, w_k [rows], what it is rounded to, q_k, and e = (w_k - q_k) / factor[k, k]; then of every later
 column j, w_j -= factor[k, j] · e. Rounding is that of w_k as float32 under its block's scale.
 
-A matrix whose blocks cannot be stored raises ValueRangeError, as in `quantize`.
+A matrix whose blocks cannot be stored raises ValueRangeError, as in `quantize`; one of which a value decodes to an
+infinity does not (`overflow` counts for nothing). Whatever else is no such call raises ConfigError (`given`).
 """

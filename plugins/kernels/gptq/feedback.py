@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import ValueRangeError
+
 LAZY = 128  # columns after which all later ones are brought up to date, by one product of matrices
 
 Begin = Callable[[int, Any, Any], None]
@@ -39,6 +41,9 @@ def factor(hessian: Any, damping: float, order: Any = None) -> Any:
         hessian: fp32 or fp64.
         damping: of the mean of its diagonal, what is added to that.
         order: of rows and columns; None: as they lie.
+
+    Raises:
+        ValueRangeError: there is none.
     """
     from scipy.linalg import lapack
 
@@ -50,8 +55,8 @@ def factor(hessian: Any, damping: float, order: Any = None) -> Any:
     h[np.diag_indices_from(h)] += damping * np.mean(np.diag(h))
     # Symmetric, so that LAPACK's order of columns is the order of rows here: its upper factor is a lower one.
     upper, wrong = lapack.dpotrf(h.T, lower=0, overwrite_a=1)
-    if wrong:
-        raise np.linalg.LinAlgError("second moments of inputs are not positive definite")
+    if wrong or not np.isfinite(np.diag(upper)).all():
+        raise ValueRangeError(f"XᵀX of inputs has no Cholesky factor with a damping of {damping}, or is not finite")
     found, wrong = lapack.dtrtri(upper, lower=0, overwrite_c=1)
     assert not wrong
     return found.T[::-1, ::-1]
@@ -90,7 +95,7 @@ def correct(matrix: Any, upper: Any, size: int, begin: Begin, several: Several, 
                 w[first:last] = ahead[: last - first]
             several(columns[first:last], w[first:last], upper[first:last, first:last], errors[done : last - start])
             first = last
-        if stop < n:  # w[stop:] -= upper[start:stop, stop:].T @ errors, where it lies
+        if stop < n and rows:  # w[stop:] -= upper[start:stop, stop:].T @ errors, where it lies: F2PY copies no `c`
             ahead = np.ascontiguousarray(upper[start:stop, stop:])
             blas.dgemm(-1.0, errors.T, ahead.T, 1.0, w[stop:].T, trans_b=True, overwrite_c=True)
 
@@ -116,8 +121,10 @@ def by_column(rounded: Rounded) -> Several:
     return several
 
 
-def scratch(shape: tuple[int, ...]) -> int:
-    """Bytes that `correct` takes of a tensor of `shape` `[..., out, in]`, and the codes: of a value 8 as it becomes, 4
-    in order, 1 of a code and 2 of what blocks share; the Hessian, that in order, and its factor."""
+def scratch(shape: tuple[int, ...], size: int) -> int:
+    """Bytes that `factor` and `correct` take of a tensor of `shape` `[..., out, in]` in blocks of `size` columns, and
+    the codes. Of a value: 8 as it becomes, 8 as float32 as it is and in order, 1 of a code, 4 of what blocks share; the
+    errors of `LAZY` columns; of a block's values 54 for a search; the Hessian, that in order, and its factor.
+    """
     rows, n = shape[-2:]
-    return 15 * rows * n + (4 + 4 + 8) * n * n
+    return rows * (21 * n + 8 * min(n, LAZY) + 54 * min(size, n)) + (4 + 4 + 8) * n * n

@@ -8,10 +8,10 @@ import numpy as np
 from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.gptq import feedback
+from plugins.kernels.gptq.given import checked
 from plugins.kernels.native import library
 from plugins.kernels.quantize.native import SHARES, codec, described, shared_by_blocks
 from plugins.kernels.quantize.numpy import empty
-from plugins.kernels.quantize.recipe import Recipe
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -27,7 +27,7 @@ class _Columns(ctypes.Structure):
 
 def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = None, **recipe: Any) -> Any:
     """See the op's docstring."""
-    how, (rows, n) = Recipe(**recipe), x.shape
+    how, (rows, n) = checked(x, factor, scheme, order, second, recipe), x.shape
     size, q = scheme.block_elems or n, empty(x.shape, scheme)
     if q.second is not None:
         q.second[...] = second

@@ -8,14 +8,14 @@ from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.gptq import feedback
+from plugins.kernels.gptq.given import checked
 from plugins.kernels.quantize.numpy import empty, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
-from plugins.kernels.quantize.recipe import Recipe
 
 
 def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = None, **recipe: Any) -> Any:
     """See the op's docstring."""
-    how, (rows, n) = Recipe(**recipe), x.shape
+    how, (rows, n) = checked(x, factor, scheme, order, second, recipe), x.shape
     size, e = scheme.block_elems or n, element(scheme.element)
     q, codes = empty(x.shape, scheme), np.empty((n, rows), np.uint8)
     if q.second is not None:

@@ -7,14 +7,14 @@ import numpy as np
 from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize.reference import value_of
+from plugins.kernels.gptq.given import checked
 from plugins.kernels.quantize.numpy import empty
-from plugins.kernels.quantize.recipe import Recipe
 from plugins.kernels.quantize.reference.block import code_of, shared_of
 
 
 def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = None, **recipe: Any) -> Any:
     """See the op's docstring."""
-    how, (rows, n) = Recipe(**recipe), x.shape
+    how, (rows, n) = checked(x, factor, scheme, order, second, recipe), x.shape
     size, e, q = scheme.block_elems or n, element(scheme.element), empty(x.shape, scheme)
     if q.second is not None:
         q.second[...] = second
@@ -43,7 +43,7 @@ def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = N
             under = shared[r, column // size]
             with np.errstate(all="ignore"):
                 codes[r, column] = code_of(float(np.float32(w[r, column])), under, scheme, how)
-                rounded = value_of(int(codes[r, column]), under.total, under.zero, scheme)
+                rounded = np.float32(value_of(int(codes[r, column]), under.total, under.zero, scheme))
             error = (w[r, column] - float(rounded)) / upper[k, k]
             w[r, columns[k + 1 :]] -= upper[k, k + 1 :] * error
     q.codes[...] = bits.pack(codes, e.bits)

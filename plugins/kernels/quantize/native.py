@@ -135,7 +135,7 @@ def _matrix(call: _Call, q: QTensor, at: Any, matrix: Any, given: tuple[Any, Any
     if found == _NOT_FINITE or (found and not call.poison and lib.wm_first_not_finite(call) >= 0):
         _refuse_not_finite(call, matrix, scheme, before)
     if found and call.col_stride != 1:  # and not row by row: which is the first?
-        _matrix(call, q, at, np.ascontiguousarray(matrix), given, before)
+        _matrix(call, q, at, np.array(matrix, order="C"), given, before)
     if found:
         raise unstorable(np.float32(call.refused), _PAST[found], scheme)
 
@@ -191,7 +191,7 @@ def described(scheme: Scheme, recipe: Recipe) -> _Call:
     e, rule, power = element(scheme.element), recipe.scale_rule, scheme.scale == "e8m0"
     mantissa, bias, _ = SMALL_FLOATS.get(e.name, (0, 0, 0))
     edges, values = _table(e.name, recipe.ties) if e.family == "table" else (None, None)
-    tried = _tried(power, recipe.search, recipe.search_steps, recipe.search_grid)
+    tried = _tried(power, recipe.search, recipe.search_steps, tuple(recipe.search_grid))
     integer = e.family in ("fixed", "unsigned")
     zero_scale = 0 if power else np.float32(recipe.zero_scale).astype(numpy_dtype(scheme.dtypes["scales"]))
     return _Call(

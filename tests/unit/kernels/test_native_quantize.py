@@ -193,6 +193,25 @@ def test_any_recipe_of_any_scheme(start: int, thorough: bool) -> None:
             raise AssertionError(f"seed {seed}: {scheme} {options} {x.shape} {x.dtype}") from why
 
 
+def test_errors_of_several_rows_are_added_row_by_row() -> None:
+    """In whatever order the array lies: the second scale is the better one by what the last row adds to the first ones,
+    which is lost when it is added before them."""
+    scheme, x, importance = Scheme("int8", 250, "f32", 4), np.zeros((32, 1000), np.float32), np.zeros(1000, np.float32)
+    x[3, 499], x[0, 300], x[1:4, 250:256] = 254, 0.5, 1
+    importance[300], importance[250:256] = 2.0**60, 16
+    options = {"scale_rule": "amax", "search": "mse", "search_grid": [0.5], "importance": importance}
+    want = Kernel("quantize", ("numpy",))(x, scheme, **options)
+    for y in (x, np.asfortranarray(x)):
+        same(Kernel("quantize", ("native",))(y, scheme, **options), want)
+
+
+def test_a_column_whose_scale_is_past_is_refused() -> None:
+    with pytest.raises(ValueRangeError, match="out of range of F16"):
+        Kernel("quantize", ("native",))(
+            np.full((1, 8), 1e30, np.float32).T, Scheme("int8", 0, "f16"), scale_rule="amax"
+        )
+
+
 def reason(name: str, **changes: Any) -> str | None:
     method = built(name, **changes)
     given = {f.name: getattr(method.recipe, f.name) for f in fields(Recipe)}

@@ -1,13 +1,16 @@
 """Methods that look at activations: GPTQ against an fp64 reference, and searches that weigh columns."""
 
+import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pipeline.calibration import LinearStatistics
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.ops import Kernel
 from plugins.kernels.quantize.numpy import quantize as quick
 from plugins.kernels.quantize.reference import quantize as slow
 from plugins.quant.blockwise import Blockwise
@@ -163,3 +166,32 @@ def test_what_cannot_be_is_said():
         Imatrix(GRID).calibrated(Blockwise(**SCHEMES["int4"])).encode(
             matrix(), statistics=SimpleNamespace(mean_square=np.ones(191))
         )
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "size"), [(1500, 512, 32), (3000, 128, 128), (300, 768, 0), (4000, 256, 16)], ids=str
+)
+@pytest.mark.parametrize("act_order", [True, False])
+def test_memory_is_what_is_said(rows, n, size, act_order):
+    """Of either backend; what LAPACK and C++ take for themselves is a few columns."""
+    method = Blockwise("int8", size, "f32")
+    w, h = np.ones((rows, n), np.float32).astype(ml_dtypes.bfloat16), np.eye(n, dtype=np.float32)
+    one = LinearStatistics(np.asarray(9), np.ones(n), np.ones(n), lambda: h.copy())
+    for backends in (("numpy",), ("native", "numpy")):
+        corrected = Gptq(grid=GRID, act_order=act_order, kernel=Kernel("gptq", backends)).calibrated(method)
+        corrected.encode(w[:1], statistics=one)  # imports
+        tracemalloc.start()
+        try:
+            q = corrected.encode(w, statistics=one)
+            taken = tracemalloc.get_traced_memory()[1] - q.nbytes
+        finally:
+            tracemalloc.stop()
+        assert 0.2 < taken / corrected.scratch(w.shape) < 1.05
+
+
+def test_inputs_that_are_no_numbers_are_refused():
+    h = np.eye(192, dtype=np.float32)
+    h[3, 5] = h[5, 3] = np.nan
+    one = LinearStatistics(np.asarray(9), np.ones(192), np.ones(192), lambda: h)
+    with pytest.raises(ValueRangeError, match="not finite"):
+        Gptq().calibrated(Blockwise(**SCHEMES["int4"])).encode(matrix(), statistics=one)

@@ -65,12 +65,13 @@ struct Region {
 };
 
 inline Region region_of(const QuantizeCall& q) {
-  // A search adds up a block's errors row by row, and so it must find them.
-  const bool in_order = q.options == 0 || q.block_rows == 1 || q.block_elems <= TALL_STRIP;
-  const bool tall = q.row_stride == 1 && q.col_stride != 1 && q.rows >= 8 && in_order;
-  const int64_t wide = tall ? TALL_STRIP : STRIP, band = q.block_rows, width = q.block_elems;
+  const int64_t band = q.block_rows, width = q.block_elems;
   int64_t grain = width;
   for (int k = 0; k < 3 && grain % 8 != 0; ++k) grain *= 2;
+  // A search adds up a block's errors row by row, and so it must find them: in pieces of rows that hold blocks whole.
+  const bool in_order = q.options == 0 || band == 1 || grain <= TALL_STRIP;
+  const bool tall = q.row_stride == 1 && q.col_stride != 1 && q.rows >= 8 && in_order;
+  const int64_t wide = tall ? TALL_STRIP : STRIP;
   const int64_t cols = grain < wide ? wide / grain * grain : grain;
   const int64_t rows = tall ? (TALL_ROWS + band - 1) / band * band : band;
   Region found{rows < q.rows ? rows : q.rows, width < q.n && cols < q.n ? cols : q.n, 0, tall};

@@ -86,7 +86,7 @@ def _error(block: list[float], option: Shared, scheme: Scheme, recipe: Recipe, w
         return math.inf
     error = 0.0
     for v, weight in zip(block, weights or [1.0] * len(block), strict=True):
-        y = value_of(code_of(v, option, scheme, recipe), option.total, option.zero, scheme)
+        y = F32(value_of(code_of(v, option, scheme, recipe), option.total, option.zero, scheme))
         error += (v - float(y)) ** 2 * weight
     return math.inf if math.isnan(error) else error
 
