@@ -69,7 +69,7 @@ class CorrectedStructs(Structs):
         units, lesses = np.empty((n // group, rows), np.float32), np.zeros((n // group, rows), np.float32)
         codes = np.empty((n, rows), np.int8)
 
-        def begin(block: int, columns: Any, weights: Any) -> None:
+        def find_scales(block: int, columns: Any, weights: Any) -> None:
             blocks[block] = super(CorrectedStructs, self).encode(columns, importance=weights.astype(np.float32)).codes
             _, unit, less = DECODERS[kind](blocks[block])
             groups = slice(block * size // group, (block + 1) * size // group)
@@ -84,7 +84,7 @@ class CorrectedStructs(Structs):
 
         order = feedback.order_of(hessian) if self.act_order else None
         upper = feedback.factor(hessian, self.damping, order)
-        blockwise, columnwise = feedback.by_block(begin, size), feedback.by_column(rounded)
+        blockwise, columnwise = feedback.by_block(find_scales, size), feedback.by_column(rounded)
         feedback.correct(matrix, upper, size, blockwise, columnwise, order=order)
         made = codes.reshape(-1, size, rows).swapaxes(1, 2)
         return np.stack([with_codes(kind, b, c) for b, c in zip(blocks, made, strict=True)], axis=1).reshape(rows, -1)

@@ -15,12 +15,12 @@ from pipeline.errors import ValueRangeError
 
 LAZY = 128  # columns after which all later ones are brought up to date, by one product of matrices
 
-Begin = Callable[[int, Any, Any], None]
+FindScales = Callable[[int, Any, Any], None]
 """`(block, values [out, k] float32, weights [k] float64)`: finds the scales of the blocks from this one on whose
 columns are given, and the squares of whose errors count so much."""
 Rounded = Callable[[int, Any], Any]
 """`(column, values [out] float32)`: what these values of a column become, under the scales of its block."""
-Several = Callable[[Any, Any, Any, Any], None]
+RoundColumns = Callable[[Any, Any, Any, Any], None]
 """`(columns [k], w [k, out] float64, upper [k, k], errors [k, out])`: rounds columns one after the other, each less
 what those before it lost; `errors` becomes what they lose themselves, divided by their entries on the diagonal. `w` may
 change."""
@@ -62,13 +62,15 @@ def factor(hessian: Any, damping: float, order: Any = None) -> Any:
     return found.T[::-1, ::-1]
 
 
-def correct(matrix: Any, upper: Any, size: int, begin: Begin, several: Several, *, order: Any) -> None:
+def correct(
+    matrix: Any, upper: Any, size: int, find_scales: FindScales, round_columns: RoundColumns, *, order: Any
+) -> None:
     """Round the columns of `matrix` [out, in], float32, one after the other.
 
     Args:
         upper: `factor` of its inputs, in `order`.
         size: columns of a block.
-        begin, several: what is done with blocks, and then with their columns.
+        find_scales, round_columns: what is done with blocks, and then with their columns.
         order: which columns come first, under scales of the weights as they were; None: as they lie, under scales of
             what they are when a block's first column is rounded.
     """
@@ -80,7 +82,7 @@ def correct(matrix: Any, upper: Any, size: int, begin: Begin, several: Several, 
     weights = np.empty(n)
     weights[columns] = np.diag(upper) ** -2.0
     if order is not None:
-        begin(0, matrix, weights)
+        find_scales(0, matrix, weights)
     for start in range(0, n, LAZY):
         stop = min(start + LAZY, n)
         errors = np.empty((stop - start, rows))
@@ -91,34 +93,36 @@ def correct(matrix: Any, upper: Any, size: int, begin: Begin, several: Several, 
             if order is None and first % size == 0:
                 own = slice(first, first + size)  # and may reach past the columns that are brought up to date together
                 ahead = w[own] - np.ascontiguousarray(upper[start:first, own]).T @ errors[:done]
-                begin(first // size, np.ascontiguousarray(ahead.T, np.float32), weights[own])
+                find_scales(first // size, np.ascontiguousarray(ahead.T, np.float32), weights[own])
                 w[first:last] = ahead[: last - first]
-            several(columns[first:last], w[first:last], upper[first:last, first:last], errors[done : last - start])
+            round_columns(
+                columns[first:last], w[first:last], upper[first:last, first:last], errors[done : last - start]
+            )
             first = last
         if stop < n and rows:  # w[stop:] -= upper[start:stop, stop:].T @ errors, where it lies: F2PY copies no `c`
             ahead = np.ascontiguousarray(upper[start:stop, stop:])
             blas.dgemm(-1.0, errors.T, ahead.T, 1.0, w[stop:].T, trans_b=True, overwrite_c=True)
 
 
-def by_block(begin: Begin, size: int) -> Begin:
-    """`begin`, which takes one block of `size` columns, for several."""
+def by_block(find_scales: FindScales, size: int) -> FindScales:
+    """`find_scales`, which takes one block of `size` columns, for several."""
 
     def blocks(first: int, values: Any, weights: Any) -> None:
         for k in range(0, len(weights), size):
-            begin(first + k // size, values[:, k : k + size], weights[k : k + size])
+            find_scales(first + k // size, values[:, k : k + size], weights[k : k + size])
 
     return blocks
 
 
-def by_column(rounded: Rounded) -> Several:
+def by_column(rounded: Rounded) -> RoundColumns:
     """Columns one after the other, in NumPy."""
 
-    def several(columns: Any, w: Any, upper: Any, errors: Any) -> None:
+    def round_columns(columns: Any, w: Any, upper: Any, errors: Any) -> None:
         for k, column in enumerate(columns.tolist()):
             error = errors[k] = (w[k] - rounded(column, w[k].astype(np.float32))) / upper[k, k]
             w[k + 1 :] -= upper[k, k + 1 :, None] * error
 
-    return several
+    return round_columns
 
 
 def scratch(shape: tuple[int, ...], size: int) -> int:

@@ -35,18 +35,18 @@ def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = N
     call, lib, isa = described(scheme, how), codec(), library.isa()
     call.block_elems = size
 
-    def begin(block: int, values: Any, weights: Any) -> None:
+    def find_scales(block: int, values: Any, weights: Any) -> None:
         own = slice(block, block + len(weights) // size)
         q.scales[:, own], zeros, shares[:, own] = shared_by_blocks(values, scheme, how, second, weights)
         if q.zeros is not None:
             q.zeros[:, own] = zeros
 
-    def several(columns: Any, w: Any, upper: Any, errors: Any) -> None:
+    def round_columns(columns: Any, w: Any, upper: Any, errors: Any) -> None:
         columns, upper = np.ascontiguousarray(columns, np.int64), np.ascontiguousarray(upper)
         arrays = (a.ctypes.data for a in (upper, w, errors, codes))
         given = _Columns(rows, len(columns), columns.ctypes.data, shares.ctypes.data, n // size, *arrays)
         lib.wm_columns(isa, call, ctypes.byref(given))
 
-    feedback.correct(x, factor, size, begin, several, order=order)
+    feedback.correct(x, factor, size, find_scales, round_columns, order=order)
     q.codes[...] = bits.pack(codes.T, element(scheme.element).bits)
     return q

@@ -22,7 +22,7 @@ def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = N
         q.second[...] = second
     blocks = dict[int, Found]()
 
-    def begin(block: int, columns: Any, weights: Any) -> None:
+    def find_scales(block: int, columns: Any, weights: Any) -> None:
         values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
         ends = values.min(axis=(1, 3), keepdims=True), values.max(axis=(1, 3), keepdims=True)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -42,6 +42,6 @@ def gptq(x: Any, factor: Any, scheme: Any, *, order: Any = None, second: Any = N
         codes[column] = code.reshape(rows)
         return y.reshape(rows)
 
-    feedback.correct(x, factor, size, feedback.by_block(begin, size), feedback.by_column(rounded), order=order)
+    feedback.correct(x, factor, size, feedback.by_block(find_scales, size), feedback.by_column(rounded), order=order)
     q.codes[...] = bits.pack(codes.T, e.bits)
     return q
