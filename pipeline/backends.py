@@ -24,7 +24,7 @@ FASTEST: Final = "fastest"
 (`plugins/kernels/fastest/`); none where nothing was measured, nor on CPUs."""
 MEASURED: Final = ("gpu",)
 """Platforms of whose devices there are tables."""
-_NATIVE: Final = f"{ROOM}.native.build"
+_NATIVE: Final = f"{ROOM}.native.library"
 
 
 @dataclass(frozen=True, slots=True)

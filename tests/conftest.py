@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from plugins.kernels.native import build
+from plugins.kernels.native import library
 from tests.cases import brief, caches
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -76,7 +76,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(ours.mktemp("temporary"))
     os.environ["XDG_CACHE_HOME"] = caches.fresh(ours.mktemp("cache"))
     if not hasattr(session.config, "workerinput"):
-        build.prepare(lambda said: None, build.SELDOM)
+        library.prepare(lambda said: None, library.SELDOM)
 
 
 @pytest.fixture(autouse=True)

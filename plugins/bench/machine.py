@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.cpu import CPUINFO, instructions
 from pipeline.planning.rates import machine
 from plugins.bench.ops import on_device
-from plugins.kernels.native import build, compiler, library
+from plugins.kernels.native import compiler, library
 
 TOLD = (  # of the instruction sets, those that kernels may use
     "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
@@ -83,8 +83,8 @@ def _best(threads: int, calls: Iterable[Callable[[Any], Any]], args: list[Any]) 
 
 
 def limits() -> Any:
-    """The functions of src/limits.cc."""
-    found = ctypes.CDLL(str(build.library("limits")))
+    """The functions of src/limits.cc, for the instruction set that runs."""
+    found = library.load("limits", library.isa())
     found.wm_limit_read.restype = ctypes.c_uint64
     found.wm_limit_read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
     for operations in (found.wm_limit_multiply_add, found.wm_limit_dot_int8):

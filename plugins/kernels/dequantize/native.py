@@ -13,7 +13,7 @@ from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.dequantize import Overflow, check
-from plugins.kernels.native import build, library, scheme
+from plugins.kernels.native import library, scheme
 
 _DTYPES = ("BF16", "F16", "F32")  # in the order of src/dequantize.cc
 _PARTS = ("codes", "scales", "zeros", "second")
@@ -21,8 +21,8 @@ _LARGE = E8M0_BIAS + 100  # under 2^100 every element but 0 is past F16, and non
 
 
 @cache
-def _decode() -> Any:
-    found = ctypes.CDLL(str(build.library("dequantize"))).wm_dequantize
+def _decode(isa: int) -> Any:
+    found = library.load("dequantize", isa).wm_dequantize
     sizes, numbers, pointer = [ctypes.c_int64] * 5, [ctypes.c_int] * 5, ctypes.c_void_p
     found.argtypes = [*numbers, *sizes, *[pointer] * 4, ctypes.c_int, ctypes.c_int, pointer, pointer]
     found.restype = ctypes.c_int64
@@ -46,9 +46,9 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     matrices, rows, n = prod(q.shape[:-2]), prod(q.shape[-2:-1]), q.shape[-1]
     said = scheme.numbers(TensorSpec(tuple(q.shape), "BF16", meaning))
     down, across = said.block_rows or rows, said.block_elems or n
-    value = ctypes.c_float()
-    bad = _decode()(
-        library.isa(), *said[:4], matrices, rows, n, down, across,
+    value, isa = ctypes.c_float(), library.isa()
+    bad = _decode(isa)(
+        isa, *said[:4], matrices, rows, n, down, across,
         *(None if (part := parts.get(name)) is None else part.ctypes.data for name in _PARTS),
         _DTYPES.index(dtype), overflow == "clamp", out.ctypes.data, ctypes.byref(value),
     )  # fmt: skip

@@ -1,12 +1,11 @@
 """Compile the native kernels: once for each version of their sources, compiler and flags, into the user's cache folder.
 
 Each `src/<unit>.cc` is a library of its own, called after a hash of all that it is made of, so that a changed source is
-a new library and an old one is never taken for it. It is compiled for the architecture, not for this machine:
-instruction sets are chosen when it runs (src/targets.h), and a cache folder that several machines share serves them
-all. A wheel may have brought the libraries along (setup.py); they are taken where they are of these sources and can be
-loaded, so that machines without a compiler have native kernels too. Plans ask whether there are native kernels
-(`missing`) and compile nothing; a run compiles first (`prepare`), so that what will not compile is known before it is
-planned.
+a new library and an old one is never taken for it. It is of one instruction set (src/targets.h), which its name holds
+too, as a machine needs no other: a cache folder that several machines share serves them all. A wheel may have brought
+libraries of all instruction sets along (setup.py), which are chosen among when they run; they are taken where they are
+of these sources and can be loaded, so that machines without a compiler have native kernels too. `library` says which
+are wanted, and when.
 """
 
 import ctypes
@@ -19,9 +18,8 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -48,9 +46,6 @@ SANITIZED: Final = (
     "-O0", "-g1", "--param=asan-instrumentation-with-call-threshold=0", "-fno-sanitize-recover=all",
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # fmt: skip
-SELDOM: Final = ("gradient", "limits", "rounded", "superblocks")
-"""Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they
-are first called, or asked for (in_bytes.py): all of them together take a quarter of the time that compiling takes."""
 MOST_LINES: Final = 20  # of what a compiler says
 QUICK_S: Final = 5.0
 RETRY_S: Final = 24 * 3600.0
@@ -70,23 +65,27 @@ def folder() -> Path:
     return cache_folder() / "native"
 
 
-def library(unit: str = "core") -> Path:
+def library(unit: str, isa: int | None = None) -> Path:
     """The compiled `src/<unit>.cc`, made first if it is not there.
+
+    Args:
+        isa: a `WmIsa` of src/targets.h, which calls of it will name; None: any.
 
     Raises:
         Unsupported: there is no C++ compiler, and nothing compiled before.
         StorageError: there is no place to keep it.
         StageError: the compiler does not take the sources.
     """
-    if (found := _found(unit)) is not None:
+    if (found := _found(unit, isa)) is not None:
         return found
-    if failed := _make([unit], text_stream.say):
+    if failed := _make([unit], isa, text_stream.say):
         raise StageError(failed[unit])
-    return _place(unit)
+    return _place(unit, isa)
 
 
 def ship(to: Path) -> None:
-    """Put all libraries where a wheel has them (`SHIPPED`), compiled first if they are not there.
+    """Put all libraries, of all instruction sets, where a wheel has them (`SHIPPED`), compiled first if they are not
+    there.
 
     Raises:
         as `library`.
@@ -96,55 +95,57 @@ def ship(to: Path) -> None:
         shutil.copyfile(library(unit), to / _shipped_name(unit))
 
 
-@cache
-def missing() -> str | None:
-    """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started."""
-    try:
-        for unit in units():
-            found = _found(unit)
-            why = _unloadable(found) if found is not None else _hindrance() or _failed(_place(unit))
-            if why is not None:
-                return why
-    except Unsupported as why_not:
-        return why_not.reason
-    return None
+def is_there(unit: str, isa: int | None = None) -> bool:
+    """Whether a library is made already, and can be loaded.
+
+    Raises:
+        Unsupported: there is no compiler, and none.
+    """
+    return (found := _found(unit, isa)) is not None and _unloadable(found) is None
 
 
-def prepare(say: Callable[[str], None], seldom: Collection[str] = ()) -> None:
-    """Make what is not there yet, all units at once; what cannot be made is `missing` from then on.
+def why_none(unit: str, isa: int | None = None) -> str | None:
+    """Why a library is not there and cannot be made either, quickly; None where it is, or can.
+
+    Raises:
+        Unsupported: there is no compiler, and none.
+    """
+    if (found := _found(unit, isa)) is not None:
+        return _unloadable(found)
+    return _hindrance() or _failed(_place(unit, isa))
+
+
+def make(wanted: Iterable[str], isa: int | None, say: Callable[[str], None], announced: bool = True) -> None:
+    """Make what is not there yet, all units at once; `why_none` says of each afterwards why it could not be.
 
     Args:
-        say: hears that it is compiled.
-        seldom: those of `SELDOM` that are wanted too.
+        isa: as for `library`.
+        say: hears that it waits for others and, where it is `announced`, that it compiles.
+
+    Raises:
+        Unsupported: there is no compiler, and none of them.
     """
-    missing.cache_clear()
     _refused.pop(folder(), None)
-    try:
-        if _hindrance() is not None:
-            return
-        wanted = [u for u in units() if u not in SELDOM or u in seldom]
-        due = [u for u in wanted if (f := _found(u)) is None or _unloadable(f) is not None]
-        due = [u for u in due if _is_to_be_tried(_place(u))]
-        if due:
-            _make(due, say)
-    except Unsupported:  # `missing` says why
+    if _hindrance() is not None:
         return
+    due = [u for u in wanted if not is_there(u, isa) and _is_to_be_tried(_place(u, isa))]
+    try:
+        if due:
+            _make(due, isa, say, announced)
     except StorageError as why:
         _refused[folder()] = str(why)
-    finally:
-        missing.cache_clear()
 
 
-def _found(unit: str) -> Path | None:
+def _found(unit: str, isa: int | None) -> Path | None:
     """The library of what the sources are now, where it is made already; without a compiler, whoever made it.
 
     Raises:
         Unsupported: there is no compiler, and none.
     """
     try:
-        place = _place(unit)
+        place = _place(unit, isa)
     except Unsupported:
-        found = [*sorted(folder().glob(f"{unit}-{_made_of(unit, _libc())}-*.so")), *_shipped(unit)]
+        found = [*sorted(folder().glob(f"{unit}-{_made_of(unit, isa, _libc())}-*.so")), *_shipped(unit)]
         if not found:
             raise
         return found[0]
@@ -160,26 +161,26 @@ def _shipped(unit: str) -> list[Path]:
 
 
 def _shipped_name(unit: str) -> str:
-    return f"{unit}-{_made_of(unit, None)}.so"
+    return f"{unit}-{_made_of(unit, None, None)}.so"
 
 
-def _place(unit: str) -> Path:
+def _place(unit: str, isa: int | None) -> Path:
     """Where this machine's compiler puts the library.
 
     Raises:
         Unsupported: there is none.
     """
     by = identity(compiler.stamp(compiler.command()))[:8]
-    return folder() / f"{unit}-{_made_of(unit, _libc())}-{by}.so"
+    return folder() / f"{unit}-{_made_of(unit, isa, _libc())}-{by}.so"
 
 
-def _made_of(unit: str, libc: str | None) -> str:
+def _made_of(unit: str, isa: int | None, libc: str | None) -> str:
     """What the library is made of and for, the compiler aside."""
     texts = [
         (p.name, p.read_bytes().decode())
         for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))
     ]
-    return identity([sorted(texts), _flags(), platform.machine(), libc])[:16]
+    return identity([sorted(texts), _flags(isa), platform.machine(), libc])[:16]
 
 
 def _sources(unit: str) -> list[Path]:
@@ -204,9 +205,10 @@ def _include(unit: str) -> list[Path]:
     return [Path(p) / "include" for p in (jaxlib and jaxlib.submodule_search_locations) or ()]
 
 
-def _flags() -> tuple[str, ...]:
-    asked = os.environ.get(SANITIZE)
-    return (*FLAGS, f"-fsanitize={asked}", *SANITIZED) if asked else FLAGS
+def _flags(isa: int | None) -> tuple[str, ...]:
+    if asked := os.environ.get(SANITIZE):  # what tests run under all of them is compiled once
+        return (*FLAGS, f"-fsanitize={asked}", *SANITIZED)
+    return FLAGS if isa is None else (*FLAGS, f"-DWM_ONLY={isa}")
 
 
 def _libc() -> str | None:
@@ -215,9 +217,9 @@ def _libc() -> str | None:
     return None
 
 
-def _command(unit: str, to: Path) -> list[str]:
+def _command(unit: str, isa: int | None, to: Path) -> list[str]:
     headers = [option for folder in _include(unit) for option in ("-isystem", str(folder))]
-    return [*compiler.command(), *_flags(), *headers, "-o", str(to), str(SOURCES / f"{unit}.cc")]
+    return [*compiler.command(), *_flags(isa), *headers, "-o", str(to), str(SOURCES / f"{unit}.cc")]
 
 
 def _hindrance() -> str | None:
@@ -269,11 +271,11 @@ def _record(place: Path) -> Path:
     return place.with_suffix(".failed")
 
 
-def _make(due: Iterable[str], say: Callable[[str], None]) -> dict[str, str]:
+def _make(due: Iterable[str], isa: int | None, say: Callable[[str], None], announced: bool = True) -> dict[str, str]:
     """Compile units, all at once, each in a file of its own first: a library that is there is whole.
 
     Args:
-        say: hears what takes its time.
+        say: hears what takes its time; that it compiles, where that is `announced`.
 
     Returns:
         Those that failed: why, and what the compiler said.
@@ -285,15 +287,16 @@ def _make(due: Iterable[str], say: Callable[[str], None]) -> dict[str, str]:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with _alone(say), tempfile.TemporaryDirectory(dir=folder(), prefix=".compiling-") as scratch:
-            due = [u for u in due if not (p := _place(u)).exists() or _unloadable(p) is not None]  # of another process
+            places = {u: _place(u, isa) for u in due}
+            due = [u for u, p in places.items() if not p.exists() or _unloadable(p) is not None]  # of another process
             due.sort(key=_size, reverse=True)  # the longest first, so that all cores end together
-            if due:
+            if due and announced:
                 say(f"compiling the native kernels, once: {', '.join(due)}")
-            done = compiler.run({u: _command(u, Path(scratch) / f"{u}.so") for u in due})
+            done = compiler.run({u: _command(u, isa, Path(scratch) / f"{u}.so") for u in due})
             failed = {
                 unit: f"{why}\n{_shown(how.said)}"
                 for unit, how in done.items()
-                if (why := _keep(Path(scratch) / f"{unit}.so", _place(unit), how)) is not None
+                if (why := _keep(Path(scratch) / f"{unit}.so", places[unit], how)) is not None
             }
     except OSError as why:
         raise StorageError(f"{folder()}: the native kernels cannot be kept there: {why.strerror}") from None

@@ -27,15 +27,19 @@ FEW_ROWS: Final = 4
 the two cross on Zen 5, for most formats."""
 
 
-@cache
 def registered(unit: str, handler: str) -> str:
-    """The name under which XLA knows `handler` of `src/<unit>.cc`, and `jax.export` is to be told that it may
-    (`DisabledSafetyCheck.custom_call`).
+    """The name under which XLA knows `handler` of `src/<unit>.cc` for the instruction set that runs, and `jax.export`
+    is to be told that it may (`DisabledSafetyCheck.custom_call`).
 
     Raises:
         as `build.library`.
     """
-    path = build.library(unit)
+    return _registered(unit, handler, library.isa())
+
+
+@cache
+def _registered(unit: str, handler: str, isa: int) -> str:
+    path = build.library(unit, isa)
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from plugins.kernels.native import build
-from plugins.kernels.native.build import missing as missing
+from plugins.kernels.native import library
+from plugins.kernels.native.library import missing as missing
 
 
 def prepare(say: Callable[[str], None]) -> None:
-    """See `build.prepare`."""
-    build.prepare(say, ("rounded",))
+    """See `library.prepare`."""
+    library.prepare(say, ("rounded",))

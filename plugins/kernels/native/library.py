@@ -1,26 +1,47 @@
-"""Which instruction set the native kernels run with: the best of the machine (src/core.cc), or one that is forced."""
+"""Which of the native kernels run: those of the best instruction set of the machine (src/core.cc), or of one that is forced.
+
+Plans ask whether there are any (`missing`) and compile nothing; a run compiles first (`prepare`), so that what will not
+compile is known before it is planned.
+"""
 
 import ctypes
 import os
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, Final
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, Unsupported, did_you_mean
 from plugins.kernels.native import build
 
 ISAS: Final = ("portable", "avx2", "avx512")  # as in src/targets.h
 ISA: Final = "WEIGHTMILL_ISA"
 """Environment variable: an instruction set to take instead of the best that the machine has, for tests and reports."""
+SELDOM: Final = ("gradient", "limits", "rounded", "superblocks")
+"""Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they
+are first called, or asked for (in_bytes.py): all of them together take a third of the time that compiling takes."""
+_CORE: Final = "core"
 
 
-@cache
-def core() -> Any:
-    """The library, loaded.
+def load(unit: str, isa: int | None = None) -> Any:
+    """The compiled `src/<unit>.cc`, made first if it is not there, and loaded.
+
+    Args:
+        isa: index in `ISAS` of what calls of it will name.
 
     Raises:
         as `build.library`.
     """
-    found = ctypes.CDLL(str(build.library()))
+    return ctypes.CDLL(str(build.library(unit, isa)))
+
+
+@cache
+def core() -> Any:
+    """src/core.cc, loaded.
+
+    Raises:
+        as `build.library`.
+    """
+    found = load(_CORE)
     found.wm_isa.restype = ctypes.c_int
     return found
 
@@ -44,3 +65,37 @@ def isa() -> int:
 def forced() -> str | None:
     """The instruction set that WEIGHTMILL_ISA says, without whatever extensions of it the machine has; else None."""
     return os.environ.get(ISA) or None
+
+
+@cache
+def missing() -> str | None:
+    """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started."""
+    try:
+        if (why := build.why_none(_CORE)) is not None or not build.is_there(_CORE):
+            return why
+        return next((why for unit in build.units() if (why := build.why_none(unit, _isa_of(unit))) is not None), None)
+    except Unsupported as why_not:
+        return why_not.reason
+
+
+def prepare(say: Callable[[str], None], seldom: Collection[str] = ()) -> None:
+    """Make what is not there yet; what cannot be made is `missing` from then on.
+
+    Args:
+        say: hears that it is compiled.
+        seldom: those of `SELDOM` that are wanted too.
+    """
+    missing.cache_clear()
+    try:
+        build.make([_CORE], None, say, announced=False)  # in a tenth of a second; the others are for what it says
+        if build.is_there(_CORE):
+            wanted = [u for u in build.units() if u != _CORE and (u not in SELDOM or u in seldom)]
+            build.make(wanted, isa(), say)
+    except Unsupported:  # `missing` says why
+        return
+    finally:
+        missing.cache_clear()
+
+
+def _isa_of(unit: str) -> int | None:
+    return None if unit == _CORE else isa()

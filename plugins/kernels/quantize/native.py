@@ -23,7 +23,7 @@ from plugins.kernels.codecs.blocks import as_matrices
 from plugins.kernels.codecs.elements import FLOATS as SMALL_FLOATS
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import boundaries
-from plugins.kernels.native import build, library
+from plugins.kernels.native import library
 from plugins.kernels.native.scheme import SCALES, SECONDS, ZEROS
 from plugins.kernels.quantize import native_structs, structs
 from plugins.kernels.quantize.declines import FLOATS
@@ -232,10 +232,14 @@ def _table(name: str, ties: Any) -> tuple[Any, Any]:
     return edges, np.ascontiguousarray(element(name).values)
 
 
-@cache
 def codec() -> Any:
-    """src/quantize.cc, loaded. Raises as `build.library`."""
-    found = ctypes.CDLL(str(build.library("quantize")))
+    """src/quantize.cc for the instruction set that runs, loaded. Raises as `build.library`."""
+    return _codec(library.isa())
+
+
+@cache
+def _codec(isa: int) -> Any:
+    found = library.load("quantize", isa)
     found.wm_quantize.argtypes = (ctypes.c_int, ctypes.POINTER(_Call))
     found.wm_extremes.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER, _POINTER)
     found.wm_columns.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER)

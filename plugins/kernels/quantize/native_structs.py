@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.spec import dtype_name
 from plugins.kernels.codecs.superblocks import LAYOUTS, MOST_GROWN, REFITS, SETTLED, assumed, past_half, spread_of
-from plugins.kernels.native import build, library
+from plugins.kernels.native import library
 from plugins.kernels.native.scheme import ELEMENTS
 from plugins.kernels.quantize.declines import FLOATS
 
@@ -49,7 +49,8 @@ def encode(kind: str, rows: Any, importance: Any, first: int, out: Any) -> None:
         most_scale=layout.most_scale, spread=spread_of(layout), most_grown=MOST_GROWN, not_finite=-1, factor_past=-1,
         second_past=-1,
     )  # fmt: skip
-    _make()(library.isa(), call)
+    isa = library.isa()
+    _make(isa)(isa, call)
     if call.not_finite >= 0:
         value = np.float32(rows[divmod(call.not_finite, rows.shape[1])])
         raise ValueRangeError(f"flat index {first + call.not_finite}: {value} has no code in {kind}")
@@ -59,8 +60,8 @@ def encode(kind: str, rows: Any, importance: Any, first: int, out: Any) -> None:
 
 
 @cache
-def _make() -> Any:
-    found = ctypes.CDLL(str(build.library("superblocks"))).wm_superblocks
+def _make(isa: int) -> Any:
+    found = library.load("superblocks", isa).wm_superblocks
     found.argtypes, found.restype = [_INT, ctypes.POINTER(_Call)], None
     return found
 

@@ -16,7 +16,7 @@ from pipeline.ops import Kernel
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_run
 from plugins.kernels.fastest import sizes
-from plugins.kernels.native import build
+from plugins.kernels.native import library
 from tests.cases import guests, model_runs, toy_gpt_oss
 
 FAST = """
@@ -69,7 +69,7 @@ def test_by_default_native_kernels_do_what_they_can(tmp_path: Path) -> None:
 
 
 def test_without_native_kernels_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "missing", lambda: "no C++ compiler")
+    monkeypatch.setattr(library, "missing", lambda: "no C++ compiler")
     kernels._chosen.cache_clear()
     rows = {(op, of): (backend, why) for op, of, _, _, backend, why in kernels.rows(planned(tmp_path))}
     assert rows["quantize", "BF16"] == ("numpy", "native: no C++ compiler")

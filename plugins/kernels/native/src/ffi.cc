@@ -6,7 +6,7 @@
 #define WM_KERNELS "gemv.h"
 #include "each_isa.h"
 
-#if WM_X86
+#if WM_WITH_AVX2
 #define WM_FIXED 1
 #define WM_SIMD 256
 namespace avx2fixed {
@@ -16,6 +16,8 @@ WM_TARGET_END
 }
 #undef WM_SIMD
 #undef WM_FIXED
+#endif
+#if WM_WITH_AVX512
 #define WM_SIMD 512
 #define WM_PAIRED 1
 namespace avx512bf16 {
@@ -37,22 +39,30 @@ WM_TARGET_END
 namespace {
 
 std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElement e) {
-#if WM_X86
-  std::vector all{isa == WM_ISA_AVX512 ? avx512::gemv::kernel(e) : avx2::gemv::kernel(e)};
-  const auto before = [&](const GemvKernel* better) {
-    if (better != nullptr) all.insert(all.begin(), better);
+  std::vector<const GemvKernel*> all;
+  const auto add = [&](const GemvKernel* kernel) {
+    if (kernel != nullptr) all.push_back(kernel);
   };
+#if WM_WITH_AVX512
   if (isa == WM_ISA_AVX512) {
     // Intel's cores take twice as long for a product of bfloat16 pairs as for one of bytes; AMD's do not.
     const bool paired = dots && bf16 && __builtin_cpu_supports("avx512bf16");
-    if (paired && intel()) before(avx512bf16::gemv::kernel(e));
-    if (dots && __builtin_cpu_supports("avx512vnni")) before(avx512vnni::gemv::kernel(e));
-    if (paired && !intel()) before(avx512bf16::gemv::kernel(e));
+    if (paired && !intel()) add(avx512bf16::gemv::kernel(e));
+    if (dots) add(avx512vnni::gemv::kernel(e));
+    if (paired && intel()) add(avx512bf16::gemv::kernel(e));
+    add(avx512::gemv::kernel(e));
   }
-  if (isa == WM_ISA_AVX2) before(avx2fixed::gemv::kernel(e));
-  if (isa != WM_ISA_PORTABLE) return all;
 #endif
-  return {portable::gemv::kernel(e)};
+#if WM_WITH_AVX2
+  if (isa == WM_ISA_AVX2) {
+    add(avx2fixed::gemv::kernel(e));
+    add(avx2::gemv::kernel(e));
+  }
+#endif
+#if WM_WITH_PORTABLE
+  if (isa == WM_ISA_PORTABLE) add(portable::gemv::kernel(e));
+#endif
+  return all;
 }
 
 }  // namespace

@@ -27,7 +27,7 @@
 
 #define WM_KERNELS "gemm_all.h"
 #include "each_isa.h"
-#if WM_X86
+#if WM_WITH_AVX512
 #define WM_SIMD 512
 namespace avx512 {
 namespace vnni {
@@ -53,7 +53,7 @@ namespace {
 // bits: of activations as integers; 0: exact. paired: with dot products of bfloat16, where there are such.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
 const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
-#if WM_X86
+#if WM_WITH_AVX512
   using namespace avx512;
   if (isa == WM_ISA_AVX512 && bits == 0) {
 #if WM_HAS_AMX
@@ -70,11 +70,15 @@ const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& 
     }
     return gemm::KERNEL;
   }
-  if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-    return bits == 8 ? vnni::gemm_int::INT8 : vnni::gemm_int::INT16;
-  if (isa != WM_ISA_PORTABLE) return WM_CHOOSE(avx2);
+  if (isa == WM_ISA_AVX512) return bits == 8 ? vnni::gemm_int::INT8 : vnni::gemm_int::INT16;
 #endif
-  return WM_CHOOSE(portable);
+#if WM_WITH_AVX2
+  if (isa == WM_ISA_AVX2) return WM_CHOOSE(avx2);
+#endif
+#if WM_WITH_PORTABLE
+  if (isa == WM_ISA_PORTABLE) return WM_CHOOSE(portable);
+#endif
+  std::abort();
 }
 #undef WM_CHOOSE
 

@@ -8,7 +8,7 @@
 
 #define WM_API __attribute__((visibility("default")))
 
-#if WM_X86
+#if WM_WITH_AVX512
 namespace {
 WM_TARGET_BEGIN(WM_AVX512_VNNI)
 int64_t dots_of_bytes(int64_t rounds, float by, float* result) {
@@ -36,8 +36,8 @@ extern "C" {
 
 // Returns how many operations of dot products of bytes it did; 0 where the machine has none.
 WM_API int64_t wm_limit_dot_int8(int isa, int64_t rounds, float by, float* result) {
-#if WM_X86
-  if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni")) return dots_of_bytes(rounds, by, result);
+#if WM_WITH_AVX512
+  if (isa == WM_ISA_AVX512) return dots_of_bytes(rounds, by, result);
 #endif
   return 0;
 }

@@ -22,7 +22,7 @@ struct Scratch {
   char* bytes;
   Scratch(const Region& region, bool searches)
       : bytes(static_cast<char*>(::operator new(
-            sizeof(portable::Strip) + size_t(TALL_ROWS * TALL_STRIP * 4) +
+            sizeof(any_isa::Strip) + size_t(TALL_ROWS * TALL_STRIP * 4) +
                 size_t((BLOCK_ARRAYS + searches * SEARCH_ARRAYS) * array_bytes(region)),
             std::align_val_t(64)))) {}
   ~Scratch() { ::operator delete(bytes, std::align_val_t(64)); }
@@ -46,22 +46,18 @@ extern "C" {
 WM_API int wm_quantize(int isa, QuantizeCall* q) {
   const Region region = region_of(*q);
   const Scratch scratch(region, q->options != 0);
-#if WM_X86
-  if (isa == WM_ISA_AVX512) return avx512::quantize(*q, region, scratch.bytes);
-  if (isa == WM_ISA_AVX2) return avx2::quantize(*q, region, scratch.bytes);
-#endif
-  return portable::quantize(*q, region, scratch.bytes);
+#define WM_RUN(space) return space::quantize(*q, region, scratch.bytes)
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
 }
 
 // The smallest and the largest value of the matrix of `q`, of whose other fields only the dtype counts.
 WM_API void wm_extremes(int isa, const QuantizeCall* q, float* low, float* high) {
   const Region region = region_of(*q);
   const Scratch scratch(region, false);
-#if WM_X86
-  if (isa == WM_ISA_AVX512) return avx512::extremes(*q, region, scratch.bytes, low, high);
-  if (isa == WM_ISA_AVX2) return avx2::extremes(*q, region, scratch.bytes, low, high);
-#endif
-  portable::extremes(*q, region, scratch.bytes, low, high);
+#define WM_RUN(space) return space::extremes(*q, region, scratch.bytes, low, high)
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
 }
 
 // Rounds the columns of `c` as `q` says, of whose arrays only the tables of the element are read.

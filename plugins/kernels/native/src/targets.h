@@ -37,4 +37,14 @@
 #define WM_AVX512_BF16 WM_AVX512 ",avx512bf16"
 #define WM_AMX WM_AVX512_BF16 ",amx-tile,amx-bf16"
 
+// With -DWM_ONLY=<WmIsa> a library has kernels for that instruction set alone, and is asked for no other.
+#ifdef WM_ONLY
+#define WM_IS_WANTED(isa) (WM_ONLY == isa)
+#else
+#define WM_IS_WANTED(isa) 1
+#endif
+#define WM_WITH_PORTABLE WM_IS_WANTED(0)
+#define WM_WITH_AVX2 (WM_X86 && WM_IS_WANTED(1))
+#define WM_WITH_AVX512 (WM_X86 && WM_IS_WANTED(2))
+
 enum WmIsa { WM_ISA_PORTABLE = 0, WM_ISA_AVX2 = 1, WM_ISA_AVX512 = 2 };
