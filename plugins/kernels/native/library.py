@@ -1,4 +1,4 @@
-"""Which of the native kernels run: those of the best instruction set of the machine (src/core.cc), or of one that is forced.
+"""Which native kernels run: those of the best instruction set of the machine (src/core.cc), or of one that is forced.
 
 Plans ask whether there are any (`missing`) and compile nothing; a run compiles first (`prepare`), so that what will not
 compile is known before it is planned.

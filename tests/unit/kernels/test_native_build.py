@@ -224,7 +224,7 @@ def test_of_two_processes_one_compiles_and_one_waits(here: Path) -> None:
     said = sorted(p.communicate(timeout=60)[0].splitlines() for p in both)
     compiling, waiting = "compiling the native kernels, once: one, two", "waiting for another process, which compiles"
     assert [lines[-1] for lines in said] == ["None", "None"]
-    lines = sum(said, [])
+    lines = [line for each in said for line in each]
     assert lines.count(compiling) == 1
     assert f"{waiting} the native kernels" in lines
     assert len((here / "calls").read_text().split()) == 3  # units, each once
