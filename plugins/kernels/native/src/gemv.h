@@ -197,11 +197,11 @@ struct Floats {
 // ---- Products ----
 
 // `far`: ahead of the last row, one byte after the other, whatever the rows are, because a single stream is what memory
-// gives fastest; ahead of the first row alone, the last one of the next pass would come too late. `own`: where its row is.
+// gives fastest; ahead of the first row alone, the last one of the next pass would come too late. `own`: near in its row.
 WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahead) {
   if (ahead.second) __builtin_prefetch(far, 0, 2);
   else __builtin_prefetch(far);
-  if (ahead.near) __builtin_prefetch(own + ahead.near);
+  if (ahead.near) __builtin_prefetch(own);
 }
 
 // How scales may come to a loader's products.
@@ -231,7 +231,9 @@ constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
 // each row; s: scales of each row, from its start; UNITS: those times the units of each row of activations, [M, units].
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M][KEPT<L, HOW>]) {
+                   const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
+  V sum[R][M][KEPT<L, HOW>];  // in registers, which what somebody else sees is not
+  std::memcpy(sum, total, sizeof sum);
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
@@ -239,15 +241,19 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr int AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
-  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
-  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + ahead.bytes;
+  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.bytes, true, 0, true} : q.ahead;
+  const int64_t row_nbytes = q.w.row_nbytes();
+  // Where a row ends before what is near, that is in the row which is R further.
+  const int64_t near = ahead.near + q.near_rows * (R - 1) * row_nbytes, ends = row_nbytes - q.near_left;
+  const uint8_t* soon = codes[0] + (R - 1) * row_nbytes + ahead.bytes;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
+    const int64_t from = at + near + (at < ends ? 0 : (R - 1) * row_nbytes);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
       if (!TAIL && (L::NBYTES >= 64 || at % 64 < L::NBYTES))  // once a line
-        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + at + b, ahead);
+        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + from + b, ahead);
     }
 #pragma GCC unroll 2
     for (int chain = 0; chain < CHAINS; chain += AT_ONCE) {
@@ -327,6 +333,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
       }
     }
   }
+  std::memcpy(total, sum, sizeof sum);
 }
 
 // What is added to each row's blocks, times the sums of activations that the blocks' lanes meet. Of any loader, and a
@@ -356,7 +363,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
-    if ((linear = q.ahead.linear != 0))
+    if ((linear = q.ahead.linear))
       for (int r = 0; r < R; ++r) {
         V own[1][M][KEPT<L, HOW>] = {};
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
@@ -364,6 +371,8 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       }
   if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
+    const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + R * whole * L::NBYTES + q.ahead.bytes;
+    for (int64_t at = 0; at < R * left; at += 64) ask_for(soon + at, soon, {0, q.ahead.second, 0, false});
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
     for (int r = 0; r < R; ++r) p[r] = tail[r];

@@ -25,9 +25,7 @@ struct Ahead {
   int64_t bytes;
   bool second;   // to come to the second cache, else to the first
   int64_t near;  // of each row, to come to the first cache; 0: nothing
-  // Where rows that want no scales are read one after the other, how far ahead, to come to the second cache; 0: they are
-  // read several at a time too.
-  int64_t linear;
+  bool linear;   // rows that want no scales are read one after the other, not several at a time
 };
 
 // One stack of weights and what its kernel wants to know of it; made once a call.
@@ -41,6 +39,7 @@ struct Gemv {
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
   bool few;               // those that lanes of a group are of are four at most
   Ahead ahead;
+  int64_t near_rows, near_left;  // what is near in rows, and what is left of it
 };
 
 // Activations as the kernel reads them.

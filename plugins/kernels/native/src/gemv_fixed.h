@@ -84,63 +84,83 @@ struct Integers {
   }
 };
 
+// What four or eight neighbours, those of a lane, have at most, for all of them.
+template <int OWN>
+WM_INLINE __m512 most_of_own(__m512 v) {
+  v = _mm512_max_ps(v, _mm512_permute_ps(v, 0xB1));
+  v = _mm512_max_ps(v, _mm512_permute_ps(v, 0x4E));
+  return OWN == 4 ? v : _mm512_max_ps(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+}
+
 // Whether float32 would do no better: all are finite, not all of them tiny, and none outweighs the others.
 template <class L>
 static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
-  constexpr int OWN = L::OWN;
+  constexpr int OWN = L::OWN, OF_VECTOR = 16 / OWN;  // lanes
   constexpr float LEAST = 0x1p-80f;  // of the largest: powers of two have an end
-  const __m512i every = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                           _mm512_set1_epi32(OWN));
-  typename L::Group* to = static_cast<typename L::Group*>(out);
+  // The power of two: past what the largest is in digits, the next; not so small that its inverse were infinite.
+  constexpr float ROOM = float(1 << (Digits::BITS)) / float(Digits::LARGEST);
+  const __m512i below = _mm512_set1_epi32((Digits::BITS - 1) << 23);
+  const __m512i inverted = _mm512_add_epi32(_mm512_set1_epi32(254 << 23), below);
+  const __m512i own = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                         _mm512_set1_epi32(OWN));
+  const __mmask16 lanes = __mmask16((1u << OF_VECTOR) - 1);
+  const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  typename L::Group* const groups = static_cast<typename L::Group*>(out);
   __mmask16 endless = 0;
   __m512 largest = _mm512_setzero_ps(), all = largest;
+  typename L::Group* to = groups;
   for (int64_t g = 0; g < n; g += L::GROUP, ++to) {
-    const int64_t count = n - g < L::GROUP ? n - g : L::GROUP;
-    alignas(64) float here[L::GROUP] = {};
-    if (from_bf16)
-      for (int64_t k = 0; k < count; ++k) here[k] = widened(static_cast<const Bf16*>(x)[g + k]);
-    else std::memcpy(here, static_cast<const float*>(x) + g, size_t(count) * 4);
-    __m512 own[OWN], most = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
-    for (int j = 0; j < OWN; ++j) {
-      own[j] = _mm512_i32gather_ps(every, here + j, 4);
-      endless |= _mm512_fpclass_ps_mask(own[j], 0x99);  // NaN of either kind, infinities
-      most = _mm512_max_ps(most, _mm512_abs_ps(own[j]));
-      all = _mm512_add_ps(all, _mm512_abs_ps(own[j]));
-      sum = _mm512_add_ps(sum, own[j]);
-    }
-    largest = _mm512_max_ps(largest, most);
-    // The power of two: past what the largest is in digits, the next; not so small that its inverse were infinite.
-    constexpr float ROOM = float(1 << (Digits::BITS)) / float(Digits::LARGEST);
-    __m512i power = _mm512_castps_si512(_mm512_mul_ps(most, _mm512_set1_ps(ROOM)));
-    power = _mm512_max_epi32(_mm512_and_si512(power, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(23 << 23));
-    const __m512i below = _mm512_set1_epi32((Digits::BITS - 1) << 23);
-    const __m512 times = _mm512_castsi512_ps(
-        _mm512_sub_epi32(_mm512_add_epi32(_mm512_set1_epi32(254 << 23), below), power));
-    __m512i digits[Digits::COUNT][L::IN_BYTE] = {}, total[Digits::COUNT] = {};
-    for (int j = 0; j < OWN; ++j) {
-      __m512i rest = _mm512_cvtps_epi32(_mm512_mul_ps(own[j], times));
+    float* const units = reinterpret_cast<float*>(&to->unit);
+    for (int i = 0; i < L::GROUP / 16; ++i) {
+      const int64_t k = g + 16 * i, count = n - k < 0 ? 0 : n - k < 16 ? n - k : 16;
+      const __mmask16 there = __mmask16((1u << count) - 1);
+      const __m512 v =
+          from_bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(
+                          _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, static_cast<const Bf16*>(x) + k)), 16))
+                    : _mm512_maskz_loadu_ps(there, static_cast<const float*>(x) + k);
+      const __m512 size = _mm512_abs_ps(v);
+      endless |= _mm512_fpclass_ps_mask(v, 0x99);  // NaN of either kind, infinities
+      largest = _mm512_max_ps(largest, size), all = _mm512_add_ps(all, size);
+      __m512i power = _mm512_castps_si512(_mm512_mul_ps(most_of_own<OWN>(size), _mm512_set1_ps(ROOM)));
+      power = _mm512_max_epi32(_mm512_and_si512(power, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(23 << 23));
+      __m512i rest = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_castsi512_ps(_mm512_sub_epi32(inverted, power))));
       for (int digit = Digits::COUNT - 1; digit >= 0; --digit) {
-        const __m512i last = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-        const __m512i byte = _mm512_and_si512(rest, _mm512_set1_epi32(255));
-        __m512i& into = digits[digit][j % L::IN_BYTE];
-        into = _mm512_or_si512(into, _mm512_sllv_epi32(byte, _mm512_set1_epi32(j / L::IN_BYTE * 8)));
-        total[digit] = _mm512_add_epi32(total[digit], last);
-        rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, last), 8);
+        const __m128i last = _mm512_cvtepi32_epi8(rest), apart = _mm_shuffle_epi8(last, even_then_odd);
+        char* const digits = reinterpret_cast<char*>(to->digits[digit]);
+        if constexpr (L::FOUR_BITS) {
+          _mm_storel_epi64(reinterpret_cast<__m128i*>(digits + 8 * i), apart);
+          _mm_storel_epi64(reinterpret_cast<__m128i*>(digits + 64 + 8 * i), _mm_unpackhi_epi64(apart, apart));
+        } else {
+          _mm_store_si128(reinterpret_cast<__m128i*>(digits) + i, last);
+        }
+        rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, _mm512_cvtepi8_epi32(last)), 8);
+      }
+      const __m512i unit = _mm512_permutexvar_epi32(own, _mm512_sub_epi32(power, below));
+      _mm512_mask_storeu_epi32(units + OF_VECTOR * i, lanes, unit);
+      if (sums == nullptr) continue;
+      __m512 sum = _mm512_setzero_ps();
+      for (int j = 0; j < OWN; ++j)
+        sum = _mm512_add_ps(sum, _mm512_permutexvar_ps(_mm512_add_epi32(own, _mm512_set1_epi32(j)), v));
+      _mm512_mask_storeu_ps(sums + g / OWN + OF_VECTOR * i, lanes, sum);
+    }
+  }
+  if (L::UP != 0)
+    for (typename L::Group* of = groups; of != to; ++of) {  // not at once: what was stored in pieces is read whole
+      __m512i total[Digits::COUNT];
+      for (int digit = 0; digit < Digits::COUNT; ++digit) {
+        __m512i sum = _mm512_setzero_si512();
+        for (const __m512i& some : of->digits[digit]) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(char(L::UP)), some);
+        total[digit] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+      }
+      if constexpr (L::FOUR_BITS) {
+        of->moved[0] = _mm512_add_epi32(
+            _mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(total[0], 8), total[1]), 8), total[2]);
+      } else {  // before the first digit is times 256, as much of the second's as is a multiple of that
+        of->moved[0] = _mm512_add_epi32(total[0], _mm512_srai_epi32(total[1], 8));
+        const __m512i left = _mm512_and_si512(total[1], _mm512_set1_epi32(255));
+        of->moved[1] = _mm512_add_epi32(_mm512_slli_epi32(left, 8), total[2]);
       }
     }
-    std::memcpy(to->digits, digits, sizeof digits);
-    to->unit = _mm512_castsi512_ps(_mm512_sub_epi32(power, below));
-    for (__m512i& t : total) t = _mm512_mullo_epi32(t, _mm512_set1_epi32(-L::UP));
-    if constexpr (L::FOUR_BITS) {
-      to->moved[0] = _mm512_add_epi32(
-          _mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(total[0], 8), total[1]), 8), total[2]);
-    } else {  // before the first digit is times 256, as much of the second's as is a multiple of that
-      to->moved[0] = _mm512_add_epi32(total[0], _mm512_srai_epi32(total[1], 8));
-      const __m512i left = _mm512_and_si512(total[1], _mm512_set1_epi32(255));
-      to->moved[1] = _mm512_add_epi32(_mm512_slli_epi32(left, 8), total[2]);
-    }
-    if (sums) _mm512_store_ps(sums, sum), sums += LANES;
-  }
   const float most = _mm512_reduce_max_ps(largest);
   return endless == 0 && (most == 0 || most >= LEAST) && 2 * most <= _mm512_reduce_add_ps(all);
 }

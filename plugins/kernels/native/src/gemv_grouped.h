@@ -23,15 +23,14 @@ bool intel() {
 }
 #endif
 
-// Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second. What
-// is near comes from there to the first on AMD's: two of Zen 4 read MXFP4 at 27 GB/s so, and at 17 all to the first. One
-// of them reads bf16 at 28 GB/s row by row, and four rows at a time at 17; what is scaled is slower to add up than that.
+// Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second, where
+// what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's.
 Ahead ahead() {
 #if WM_X86
-  if (intel()) return {8192, true, 0, 0};
-  return {2048, true, 512, 1024};
+  if (intel()) return {8192, true, 0, false};
+  return {8192, true, 1024, true};
 #else
-  return {8192, false, 0, 0};
+  return {8192, false, 0, false};
 #endif
 }
 
@@ -63,29 +62,38 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   if (!has(kernel->takes, scaled(w, *kernel))) kernel = kernels.back();
   q.kernel = kernel, p.any = kernels.back();
   q.ahead = ahead();
+  const int64_t nbytes = std::max<int64_t>(1, w.row_nbytes());
+  q.near_rows = q.ahead.near / nbytes, q.near_left = q.ahead.near % nbytes;
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
   q.units = has(kernel->takes, Scaled::UNITS) ? ((q.groups * kernel->group + UNIT - 1) / UNIT + 15) / 16 * 16 : 0;
 }
 
-// Which blocks the lanes of each group are of. Without a division for each: there are as many as a short row has
-// products.
+// Which blocks the lanes of each group are of. Where groups are whole blocks, or blocks whole groups, all groups are like
+// the first, but the last one, which may not be full.
 void find_blocks(Product& p) {
   Gemv& q = p.q;
   const int lanes = q.kernel->lanes, group = q.kernel->group, grain = q.kernel->grain, own = group / lanes;
-  std::vector<int32_t> at(static_cast<size_t>(lanes));
-  for (int l = 0; l < lanes; ++l) at[size_t(l)] = l * own / grain * grain;
+  const int64_t size = q.w.block_elems;
+  const bool alike = group % size == 0 || size % group == 0;
   p.first.resize(size_t(q.groups));
   p.spread.resize(size_t(q.groups * lanes));
-  int32_t* spread = p.spread.data();
-  int32_t block = 0;
-  for (int64_t g = 0, next = q.w.block_elems; g < q.groups; ++g, spread += lanes)
-    for (int l = 0; l < lanes; ++l) {
-      const int64_t k = g * group + at[size_t(l)];
-      for (; k >= next; next += q.w.block_elems) ++block;
-      if (l == 0) p.first[size_t(g)] = block;
-      spread[l] = k < q.w.n ? block - p.first[size_t(g)] : -1;
+  for (int64_t g = 0; g < q.groups; ++g) {
+    int32_t* const spread = p.spread.data() + g * lanes;
+    const int64_t first = g * group / size;
+    p.first[size_t(g)] = int32_t(first);
+    if (alike && g > 0 && g < q.groups - 1) {
+      std::copy_n(spread - lanes, lanes, spread);
+      continue;
     }
+    int32_t past = 0;
+    for (int l = 0; l < lanes; ++l) {
+      const int64_t k = g * group + l * own / grain * grain;
+      for (; k >= (first + past + 1) * size; ++past) {
+      }
+      spread[l] = k < q.w.n ? past : -1;
+    }
+  }
   q.first = p.first.data(), q.spread = p.spread.data();
   q.few = std::all_of(p.spread.begin(), p.spread.end(), [](int32_t past) { return past < 4; });
 }

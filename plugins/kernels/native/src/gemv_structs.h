@@ -45,7 +45,7 @@ static void struct_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t coun
     for (int64_t b = 0; b < blocks; ++b, p += NBYTES) {
       alignas(64) int8_t codes[SIZE];
       alignas(64) float factor[GROUPS], less[GROUPS];
-      for (int at = 0; at < NBYTES; at += 64) ask_for(p + q.ahead.bytes + at, p + at, q.ahead);
+      for (int at = 0; at < NBYTES; at += 64) ask_for(p + q.ahead.bytes + at, p + q.ahead.near + at, q.ahead);
       structs::codes_of<E>(p, codes);
       structs::factors_of<E>(p, factor, less);
 #pragma GCC unroll 16
