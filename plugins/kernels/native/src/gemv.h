@@ -241,7 +241,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr int AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
-  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.bytes, true, 0, true} : q.ahead;
+  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
   const int64_t row_nbytes = q.w.row_nbytes();
   // Where a row ends before what is near, that is in the row which is R further.
   const int64_t near = ahead.near + q.near_rows * (R - 1) * row_nbytes, ends = row_nbytes - q.near_left;
@@ -363,7 +363,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
-    if ((linear = q.ahead.linear))
+    if ((linear = q.ahead.linear != 0))
       for (int r = 0; r < R; ++r) {
         V own[1][M][KEPT<L, HOW>] = {};
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
@@ -372,7 +372,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
   if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
     const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + R * whole * L::NBYTES + q.ahead.bytes;
-    for (int64_t at = 0; at < R * left; at += 64) ask_for(soon + at, soon, {0, q.ahead.second, 0, false});
+    for (int64_t at = 0; at < R * left; at += 64) ask_for(soon + at, soon, {0, q.ahead.second, 0, 0});
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
     for (int r = 0; r < R; ++r) p[r] = tail[r];

@@ -25,7 +25,9 @@ struct Ahead {
   int64_t bytes;
   bool second;   // to come to the second cache, else to the first
   int64_t near;  // of each row, to come to the first cache; 0: nothing
-  bool linear;   // rows that want no scales are read one after the other, not several at a time
+  // Where rows that want no scales are read one after the other, how far ahead, to come to the second cache; 0: they are
+  // read several at a time too.
+  int64_t linear;
 };
 
 // One stack of weights and what its kernel wants to know of it; made once a call.

@@ -24,13 +24,14 @@ bool intel() {
 #endif
 
 // Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second, where
-// what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's.
+// what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's. There, bf16 of small
+// matrices is read fastest row by row, and not so far ahead.
 Ahead ahead() {
 #if WM_X86
-  if (intel()) return {8192, true, 0, false};
-  return {8192, true, 1024, true};
+  if (intel()) return {8192, true, 0, 0};
+  return {8192, true, 1024, 1024};
 #else
-  return {8192, false, 0, false};
+  return {8192, false, 0, 0};
 #endif
 }
 
