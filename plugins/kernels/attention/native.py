@@ -59,8 +59,9 @@ def _found(options: Any, q: Any, k: Any, v: Any, at: Any, slot: Any, segments: A
     element = k.scheme.element if packed else _PLAIN[k.dtype.name]
     shapes = (*q.shape[:-1], v.shape[-1]), (2, *q.shape[:-1])
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]  # type: ignore[no-untyped-call]
+    held = (k.codes, v.codes, k.scales, v.scales) if packed else (_bits(k), _bits(v), none, none)
     out, sums = ffi.call("attention", "wm_attention", results)(
-        q.astype(jnp.float32), *((k.codes, v.codes, k.scales, v.scales) if packed else (_bits(k), _bits(v), none, none)),
+        q.astype(jnp.float32), *held,
         *_integers(at, slot, segments), none if sinks is None else sinks.astype(jnp.float32),
         **_attributes(options, element),
     )  # fmt: skip
@@ -68,8 +69,8 @@ def _found(options: Any, q: Any, k: Any, v: Any, at: Any, slot: Any, segments: A
 
 
 def _bits(a: Any) -> Any:
-    """bfloat16 as the integers that a cache holds: a cache that is written and read in one program stays where it is. As
-    bfloat16 XLA would copy it, at every step."""
+    """bfloat16 as the integers that a cache holds. What becomes bfloat16 and integers again was never anything else to
+    XLA, so that it writes into the cache; as bfloat16 it would copy all of it, at every step."""
     return jax.lax.bitcast_convert_type(a, jnp.uint16) if a.dtype == jnp.bfloat16 else a
 
 

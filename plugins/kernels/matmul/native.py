@@ -9,7 +9,7 @@ too for plain weights (`native_gradient.py`).
 from collections.abc import Sequence
 from typing import Any
 
-from plugins.kernels.matmul import native_gradient
+from plugins.kernels.matmul import native_gradient, xla_gradient
 from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
@@ -21,10 +21,20 @@ def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
 
 def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """matmul of one `x` and several weights, `(x, w, bias)` each, in one call of the C++."""
+    return joined(_products, calls, native_gradient)
+
+
+def joined(products: Any, calls: Sequence[tuple[Any, ...]], gradients: Any = xla_gradient) -> list[Any]:
+    """`together`, for whatever makes products of one x with several weights.
+
+    Args:
+        products: (x, weights) → float32, one for each.
+        gradients: as for `with_products`.
+    """
     x = calls[0][0]
     if any(other is not x for other, *_ in calls):
-        return [matmul(*call) for call in calls]
-    return with_products(_products, x, [(w, bias) for _, w, bias in calls], gradients=native_gradient)
+        return [with_products(products, own, [(w, bias)], gradients=gradients)[0] for own, w, bias in calls]
+    return with_products(products, x, [(w, bias) for _, w, bias in calls], gradients=gradients)
 
 
 def _products(x: Any, ws: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ exact weights, 0.0002 to 0.001 with others (tests/unit/kernels/test_native_gemm.
 from collections.abc import Sequence
 from typing import Any
 
+from plugins.kernels.matmul.native import joined
 from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
@@ -17,6 +18,11 @@ from plugins.kernels.native import ffi
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
     return with_products(_products, x, [(w, bias)], out_dtype)[0]
+
+
+def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """See `native.together`."""
+    return joined(_products, calls)
 
 
 def _products(x: Any, ws: Sequence[Any]) -> list[Any]:

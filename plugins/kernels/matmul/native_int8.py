@@ -19,6 +19,7 @@ Perplexity of the embedded model, as MXFP4, on its two texts: 71.077 and 66.279 
 from collections.abc import Sequence
 from typing import Any
 
+from plugins.kernels.matmul.native import joined
 from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
@@ -26,6 +27,11 @@ from plugins.kernels.native import ffi
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
     return with_products(_products, x, [(w, bias)], out_dtype)[0]
+
+
+def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """See `native.together`."""
+    return joined(_products, calls)
 
 
 def _products(x: Any, ws: Sequence[Any]) -> list[Any]:

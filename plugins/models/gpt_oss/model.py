@@ -30,9 +30,10 @@ def swiglu(h: Any, *, alpha: float, limit: float) -> Any:
 
 
 def clamped(gate: Any, up: Any, *, alpha: float, limit: float) -> Any:
-    """[.., F] of gate and up by themselves, [.., F] each."""
+    """[.., F] of gate and up by themselves, [.., F] each; float32 in between, and rounded once."""
+    dtype, gate, up = gate.dtype, gate.astype(jnp.float32), up.astype(jnp.float32)
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+    return (gate * jax.nn.sigmoid(alpha * gate) * (up + 1)).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ struct Integers {
   }
 };
 
+#include "gemv_bytes.h"
+
 // What four or eight neighbours, those of a lane, have at most, for all of them.
 template <int OWN>
 WM_INLINE __m512 most_of_own(__m512 v) {
@@ -104,7 +106,6 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   const __m512i own = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                          _mm512_set1_epi32(OWN));
   const __mmask16 lanes = __mmask16((1u << OF_VECTOR) - 1);
-  const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
   typename L::Group* const groups = static_cast<typename L::Group*>(out);
   __mmask16 endless = 0;
   __m512 largest = _mm512_setzero_ps(), all = largest;
@@ -112,27 +113,15 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   for (int64_t g = 0; g < n; g += L::GROUP, ++to) {
     float* const units = reinterpret_cast<float*>(&to->unit);
     for (int i = 0; i < L::GROUP / 16; ++i) {
-      const int64_t k = g + 16 * i, count = n - k < 0 ? 0 : n - k < 16 ? n - k : 16;
-      const __mmask16 there = __mmask16((1u << count) - 1);
-      const __m512 v =
-          from_bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(
-                          _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, static_cast<const Bf16*>(x) + k)), 16))
-                    : _mm512_maskz_loadu_ps(there, static_cast<const float*>(x) + k);
-      const __m512 size = _mm512_abs_ps(v);
+      const __m512 v = sixteen_of(x, from_bf16, g + 16 * i, n), size = _mm512_abs_ps(v);
       endless |= _mm512_fpclass_ps_mask(v, 0x99);  // NaN of either kind, infinities
       largest = _mm512_max_ps(largest, size), all = _mm512_add_ps(all, size);
       __m512i power = _mm512_castps_si512(_mm512_mul_ps(most_of_own<OWN>(size), _mm512_set1_ps(ROOM)));
       power = _mm512_max_epi32(_mm512_and_si512(power, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(23 << 23));
       __m512i rest = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_castsi512_ps(_mm512_sub_epi32(inverted, power))));
       for (int digit = Digits::COUNT - 1; digit >= 0; --digit) {
-        const __m128i last = _mm512_cvtepi32_epi8(rest), apart = _mm_shuffle_epi8(last, even_then_odd);
-        char* const digits = reinterpret_cast<char*>(to->digits[digit]);
-        if constexpr (L::FOUR_BITS) {
-          _mm_storel_epi64(reinterpret_cast<__m128i*>(digits + 8 * i), apart);
-          _mm_storel_epi64(reinterpret_cast<__m128i*>(digits + 64 + 8 * i), _mm_unpackhi_epi64(apart, apart));
-        } else {
-          _mm_store_si128(reinterpret_cast<__m128i*>(digits) + i, last);
-        }
+        const __m128i last = _mm512_cvtepi32_epi8(rest);
+        put_bytes<L::FOUR_BITS>(last, i, to->digits[digit]);
         rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, _mm512_cvtepi8_epi32(last)), 8);
       }
       const __m512i unit = _mm512_permutexvar_epi32(own, _mm512_sub_epi32(power, below));

@@ -139,6 +139,51 @@ struct Integers {
   }
 };
 
+// What a block's integers are in, by the bits of the largest of its values without their signs; and the inverse. A NaN
+// where not all are finite.
+struct Step {
+  float unit, inverse;
+};
+WM_INLINE Step step_of(int32_t largest) {
+  float top;
+  std::memcpy(&top, &largest, 4);
+  if (largest >= 0x7F800000) return {__builtin_nanf(""), 0};
+  if (top >= 0x1p-120f) return {top * (1 / 127.0f), 127.0f / top};
+  return {0, 0};  // not from next to nothing, of which the inverse were infinite
+}
+
+#if WM_SIMD == 512
+#include "gemv_bytes.h"
+
+// To integers, block by block; always possible.
+template <class L>
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  constexpr int IN_BLOCK = UNIT / L::OWN;  // lanes
+  typename L::Group* const groups = static_cast<typename L::Group*>(out);
+  typename L::Group* to = groups;
+  for (int64_t g = 0; g < n; g += L::GROUP, ++to)
+    for (int b = 0; b < L::GROUP / UNIT; ++b) {
+      const __m512 v[] = {sixteen_of(x, from_bf16, g + UNIT * b, n), sixteen_of(x, from_bf16, g + UNIT * b + 16, n)};
+      const __m512 most = _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(v[0])),
+                                                               _mm512_castps_si512(_mm512_abs_ps(v[1]))));
+      const Step step = step_of(_mm512_reduce_max_epi32(_mm512_castps_si512(most)));
+      const __mmask16 all = step.unit == step.unit ? 0xFFFF : 0;
+      for (int i = 0; i < 2; ++i) {
+        const __m512i codes = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(v[i], _mm512_set1_ps(step.inverse)));
+        put_bytes<L::FOUR_BITS>(_mm512_cvtepi32_epi8(codes), 2 * b + i, to->codes);
+      }
+      std::fill_n(to->unit + b * IN_BLOCK, IN_BLOCK, step.unit);
+    }
+  for (typename L::Group* of = groups; of != to; ++of) {  // not at once: what was stored in pieces is read whole
+    __m512i total = _mm512_setzero_si512();
+    for (const auto& codes : of->codes) total = _mm512_dpbusd_epi32(total, _mm512_set1_epi8(1), _mm512_load_si512(codes));
+    _mm512_store_si512(of->moved, _mm512_mullo_epi32(total, _mm512_set1_epi32(-L::UP)));
+    if (sums)
+      _mm512_storeu_ps(sums + (of - groups) * LANES, _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_load_ps(of->unit)));
+  }
+  return true;
+}
+#else
 // To integers, block by block; always possible.
 template <class L>
 static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
@@ -159,11 +204,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
       bits &= 0x7FFFFFFF;
       largest = largest < bits ? bits : largest;
     }
-    float top, unit = 0, inverse = 0;
-    std::memcpy(&top, &largest, 4);
-    // Not from next to nothing, of which the inverse were infinite.
-    if (largest >= 0x7F800000) unit = __builtin_nanf("");
-    else if (top >= 0x1p-120f) unit = top * (1 / 127.0f), inverse = 127.0f / top;
+    const auto [unit, inverse] = step_of(largest);
     for (int i = 0; i < UNIT; ++i) {
       const float v = here[i] * inverse + 12582912.0f;  // 1.5 · 2²³, whose last place is 1: rounded to even
       std::memcpy(codes + i, &v, 4);
@@ -185,3 +226,4 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   }
   return true;
 }
+#endif
