@@ -1,11 +1,11 @@
 """Compile the native kernels: once for each version of their sources, compiler and flags, into the user's cache folder.
 
 Each `src/<unit>.cc` is a library of its own, called after a hash of all that it is made of, so that a changed source is
-a new library and an old one is never taken for it. It is of one instruction set (src/targets.h), which its name holds
-too, as a machine needs no other: a cache folder that several machines share serves them all. A wheel may have brought
-libraries of all instruction sets along (setup.py), which are chosen among when they run; they are taken where they are
-of these sources and can be loaded, so that machines without a compiler have native kernels too. `library` says which
-are wanted, and when.
+a new library and an old one is never taken for it. It is of one instruction set (src/targets.h), which counts in the
+hash, as a machine needs no other; machines that share a cache folder find there what is theirs. A wheel may have
+brought libraries of all instruction sets along (setup.py), which are chosen among when they run; they are taken where
+they are of these sources and can be loaded, so that machines without a compiler have native kernels too. `library`
+says which are wanted, and when.
 """
 
 import ctypes
@@ -91,6 +91,9 @@ def ship(to: Path) -> None:
         as `library`.
     """
     to.mkdir(parents=True, exist_ok=True)
+    due = [unit for unit in units() if _found(unit, None) is None]
+    if failed := _make(due, None, text_stream.say):
+        raise StageError(next(iter(failed.values())))
     for unit in units():
         shutil.copyfile(library(unit), to / _shipped_name(unit))
 
@@ -123,7 +126,7 @@ def make(wanted: Iterable[str], isa: int | None, say: Callable[[str], None], ann
         say: hears that it waits for others and, where it is `announced`, that it compiles.
 
     Raises:
-        Unsupported: there is no compiler, and none of them.
+        Unsupported: there is no compiler, and one of them is not there.
     """
     _refused.pop(folder(), None)
     if _hindrance() is not None:
@@ -145,7 +148,8 @@ def _found(unit: str, isa: int | None) -> Path | None:
     try:
         place = _place(unit, isa)
     except Unsupported:
-        found = [*sorted(folder().glob(f"{unit}-{_made_of(unit, isa, _libc())}-*.so")), *_shipped(unit)]
+        made = (_made_of(unit, of, _libc()) for of in (isa, None))
+        found = [*(p for each in made for p in sorted(folder().glob(f"{unit}-{each}-*.so"))), *_shipped(unit)]
         if not found:
             raise
         return found[0]

@@ -14,7 +14,7 @@ from typing import IO, Any, Final, NamedTuple
 from pipeline.errors import Unsupported
 
 COMPILERS: Final = ("c++", "g++", "clang++")
-# For one file: the largest takes about 15 s on one core of a server, and minutes where many others are at work.
+# For one file: the largest takes half a minute on one core of a server, and minutes where many others are at work.
 MOST_S: Final = 1200
 _LOOK_S: Final = 0.02
 

@@ -57,8 +57,7 @@ def isa() -> int:
     if given is None:
         return best
     if given not in ISAS[: best + 1]:
-        has = f"this machine has {', '.join(ISAS[: best + 1])}"
-        raise ConfigError(f"{ISA}={given}: {has}{did_you_mean(given, ISAS[: best + 1])}")
+        raise ConfigError(f"{ISA}={given}: is none that this machine has{did_you_mean(given, ISAS[: best + 1])}")
     return ISAS.index(given)
 
 
@@ -69,7 +68,11 @@ def forced() -> str | None:
 
 @cache
 def missing() -> str | None:
-    """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started."""
+    """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started.
+
+    Raises:
+        ConfigError: as `isa`, where that is known already.
+    """
     try:
         if (why := build.why_none(_CORE)) is not None or not build.is_there(_CORE):
             return why
@@ -84,6 +87,9 @@ def prepare(say: Callable[[str], None], seldom: Collection[str] = ()) -> None:
     Args:
         say: hears that it is compiled.
         seldom: those of `SELDOM` that are wanted too.
+
+    Raises:
+        ConfigError: as `isa`.
     """
     missing.cache_clear()
     try:

@@ -118,7 +118,8 @@ def _matrix(call: _Call, q: QTensor, at: Any, matrix: Any, given: tuple[Any, Any
     call.codes, call.codes_stride, call.scales = codes.ctypes.data, codes.shape[-1], scale.ctypes.data
     zeros = None if q.zeros is None else q.zeros[at]
     call.zeros = None if zeros is None else zeros.ctypes.data
-    lib, isa = codec(), library.isa()
+    isa = library.isa()
+    lib = _codec(isa)
     ends = _ends(given[0] if scheme.block_rows == 0 or scheme.second else given[1], at)
     if scheme.second is not None:
         if ends is None:
@@ -179,7 +180,8 @@ def shared_by_blocks(matrix: Any, scheme: Scheme, recipe: Recipe, second: Any, w
     call.shares, call.importance = shares.ctypes.data, weights.ctypes.data
     if second is not None:
         call.second_value = float(second)
-    if (found := codec().wm_quantize(library.isa(), call)) == _NOT_FINITE:
+    isa = library.isa()
+    if (found := _codec(isa).wm_quantize(isa, call)) == _NOT_FINITE:
         _refuse_not_finite(call, matrix, scheme, 0)
     if found:
         raise unstorable(np.float32(call.refused), _PAST[found], scheme)

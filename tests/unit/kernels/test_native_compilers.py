@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError
-from plugins.kernels.native import build, compiler
+from plugins.kernels.native import build, compiler, library
 from tests.cases.native import needs_compiler
 
 STRICT = (
@@ -48,9 +48,12 @@ def compiled(name: str, flags: tuple[str, ...], to: Path) -> None:
     assert not failed, failed
 
 
+@pytest.mark.parametrize("only", ["", *(f"-DWM_ONLY={i}" for i in range(len(library.ISAS)))])
 @pytest.mark.parametrize("name", ["clang++", ARM])
-def test_there_are_no_warnings(name: str, tmp_path: Path) -> None:
-    compiled(name, STRICT, tmp_path)
+def test_there_are_no_warnings(name: str, only: str, tmp_path: Path) -> None:
+    if name == ARM and only not in ("", "-DWM_ONLY=0"):
+        pytest.skip("of x86")
+    compiled(name, (*STRICT, *only.split()), tmp_path)
 
 
 @needs_compiler

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, normal
-from plugins.kernels.matmul import native, native_int8
+from plugins.kernels.matmul import native, native_int8, native_int16
 from plugins.kernels.matmul.reference import values
 from plugins.kernels.native import ffi, library, scheme
 from tests.cases.native import BEST, instruction_set, needs_compiler
@@ -132,6 +133,25 @@ def test_others_are_exact(name: str) -> None:
         ws = [plain if name == "BF16" else quantized(other[name], (8, 96))]
     for one, same in zip(ffi.grouped(x, None, ws, 8), ffi.grouped(x, None, ws), strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(same))
+
+
+@pytest.mark.parametrize("backend", [native_int8, native_int16])
+def test_several_weights_meet_one_x_in_one_call(backend: Any) -> None:
+    """As they do one by one; of a few rows all of them are exact where one is no integers."""
+    rng = np.random.default_rng(0)
+    few, many = normal(rng, 3, 96), normal(rng, 40, 96)
+    ws, plain = [quantized(MXFP4, (9, 96)), quantized(SCHEMES["int8, 32"], (7, 96))], normal(rng, 5, 96).astype(BF16)
+    for x in (few, many):
+        calls = [(x, w, None) for w in ws]
+        assert str(jax.make_jaxpr(lambda: backend.together(calls))()).count("ffi_call[") == 1  # noqa: B023
+        for found, (_, w, _) in zip(backend.together(calls), calls, strict=True):
+            assert np.array_equal(found, backend.matmul(x, w))
+            if x is many:
+                assert not np.array_equal(found, native.matmul(x, w))
+    found, _ = backend.together([(few, ws[0], None), (few, plain, None)])
+    assert np.array_equal(found, native.matmul(few, ws[0]))
+    apart = backend.together([(few, ws[0], None), (few + 1, ws[1], None)])
+    assert np.array_equal(apart[1], backend.matmul(few + 1, ws[1]))
 
 
 def test_which_weights_meet_integers() -> None:

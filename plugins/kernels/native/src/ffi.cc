@@ -27,8 +27,8 @@ WM_TARGET_END
 }
 #undef WM_PAIRED
 #define WM_FIXED 1
-namespace avx512vnni {
-WM_TARGET_BEGIN(WM_AVX512_VNNI)
+namespace avx512fixed {
+WM_TARGET_BEGIN(WM_AVX512)
 #include WM_KERNELS
 WM_TARGET_END
 }
@@ -48,7 +48,7 @@ std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElem
     // Intel's cores take twice as long for a product of bfloat16 pairs as for one of bytes; AMD's do not.
     const bool paired = dots && bf16 && __builtin_cpu_supports("avx512bf16");
     if (paired && !intel()) add(avx512bf16::gemv::kernel(e));
-    if (dots) add(avx512vnni::gemv::kernel(e));
+    if (dots) add(avx512fixed::gemv::kernel(e));
     if (paired && intel()) add(avx512bf16::gemv::kernel(e));
     add(avx512::gemv::kernel(e));
   }

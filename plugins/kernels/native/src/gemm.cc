@@ -30,11 +30,6 @@
 #if WM_WITH_AVX512
 #define WM_SIMD 512
 namespace avx512 {
-namespace vnni {
-WM_TARGET_BEGIN(WM_AVX512_VNNI)
-#include "gemm_int.h"
-WM_TARGET_END
-}  // namespace vnni
 namespace bf16 {
 WM_TARGET_BEGIN(WM_AVX512_BF16)
 #include "gemm_bf16.h"
@@ -68,9 +63,8 @@ const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& 
       if (all(false)) return bf16::gemm_bf16::PLAIN;
       if (all(true)) return bf16::gemm_bf16::SCALED;
     }
-    return gemm::KERNEL;
   }
-  if (isa == WM_ISA_AVX512) return bits == 8 ? vnni::gemm_int::INT8 : vnni::gemm_int::INT16;
+  if (isa == WM_ISA_AVX512) return WM_CHOOSE(avx512);
 #endif
 #if WM_WITH_AVX2
   if (isa == WM_ISA_AVX2) return WM_CHOOSE(avx2);

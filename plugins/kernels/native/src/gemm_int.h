@@ -1,6 +1,6 @@
 // Products of many rows of activations with packed weights, over integers: activations in blocks of BLOCK columns, each
 // with a scale of its own, as integers of 8 or 16 bits. Included once for each instruction set, after gemm.h; with 512
-// bits only where the machine has dot products of integers (VNNI).
+// bits by way of dot products of integers (VNNI).
 //
 // Weights become integers too. Those of a format whose elements are some (of at most `most`, in a unit), and whose blocks
 // are of whole BLOCKs, are exact; others are rounded as activations are. A block's products are summed as int32 and

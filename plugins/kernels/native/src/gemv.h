@@ -232,7 +232,7 @@ constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                    const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
-  V sum[R][M][KEPT<L, HOW>];  // in registers, which what somebody else sees is not
+  V sum[R][M][KEPT<L, HOW>];  // in registers: what is given would be written every time
   std::memcpy(sum, total, sizeof sum);
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
@@ -243,7 +243,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
   const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
   const int64_t row_nbytes = q.w.row_nbytes();
-  // Where a row ends before what is near, that is in the row which is R further.
+  // What is near may lie past the end of a row: then in the one R further, which is read as this one's next.
   const int64_t near = ahead.near + q.near_rows * (R - 1) * row_nbytes, ends = row_nbytes - q.near_left;
   const uint8_t* soon = codes[0] + (R - 1) * row_nbytes + ahead.bytes;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {

@@ -41,7 +41,7 @@ struct Gemv {
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
   bool few;               // those that lanes of a group are of are four at most
   Ahead ahead;
-  int64_t near_rows, near_left;  // what is near in rows, and what is left of it
+  int64_t near_rows, near_left;  // `ahead.near` as whole rows of codes, and the bytes beyond them
 };
 
 // Activations as the kernel reads them.

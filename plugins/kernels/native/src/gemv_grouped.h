@@ -24,8 +24,8 @@ bool intel() {
 #endif
 
 // Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second, where
-// what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's. There, bf16 of small
-// matrices is read fastest row by row, and not so far ahead.
+// what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's. There, rows that
+// want no scales are read fastest one by one, and not so far ahead (of small matrices; others do not mind).
 Ahead ahead() {
 #if WM_X86
   if (intel()) return {8192, true, 0, 0};

@@ -10,7 +10,7 @@
 
 #if WM_WITH_AVX512
 namespace {
-WM_TARGET_BEGIN(WM_AVX512_VNNI)
+WM_TARGET_BEGIN(WM_AVX512)
 int64_t dots_of_bytes(int64_t rounds, float by, float* result) {
   constexpr int CHAINS = 24;
   __m512i sums[CHAINS];

@@ -1,6 +1,6 @@
 // One source, compiled once for each instruction set: a file that is included between WM_TARGET_BEGIN_x and
-// WM_TARGET_END gets the instructions of x, and nothing else of the library does. Which one runs is decided by CPUID
-// when the library is loaded, so a binary never meets an instruction that its machine lacks.
+// WM_TARGET_END gets the instructions of x, and nothing else of the library does. Which one runs its caller says, who
+// asks core.cc what the machine has, so that a binary never meets an instruction that its machine lacks.
 #pragma once
 
 // With -DWM_X86=0 there is only what is portable, anywhere.
@@ -32,8 +32,7 @@
 #endif
 
 #define WM_AVX2 "avx2,fma,f16c,bmi,bmi2"
-#define WM_AVX512 "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi" WM_WIDE
-#define WM_AVX512_VNNI WM_AVX512 ",avx512vnni"
+#define WM_AVX512 "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni" WM_WIDE
 #define WM_AVX512_BF16 WM_AVX512 ",avx512bf16"
 #define WM_AMX WM_AVX512_BF16 ",amx-tile,amx-bf16"
 
