@@ -25,8 +25,8 @@ struct Ahead {
   int64_t bytes;
   bool second;   // to come to the second cache, else to the first
   int64_t near;  // of each row, to come to the first cache; 0: nothing
-  // Where rows that want no scales are read one after the other, how far ahead, to come to the second cache; 0: they are
-  // read several at a time too.
+  // Where rows are read one at a time, how far ahead, to come to the second cache. If not 0, those that want no scales
+  // are, whatever the registers would hold.
   int64_t linear;
 };
 
