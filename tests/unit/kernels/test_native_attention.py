@@ -107,6 +107,27 @@ def test_numbers_do_not_depend_on_the_rest_of_the_cache_or_on_threads() -> None:
     assert np.array_equal(first, call(q, *longer, at, np.pad(slot, ((0, 0), (0, 500)), constant_values=-1)))
 
 
+def test_a_cache_of_bfloat16_that_is_written_at_every_step_is_not_copied() -> None:
+    """XLA writes into the integers that it lies in as, and makes no bfloat16 of them."""
+    held = jnp.zeros((1, 48, 2, 16), jnp.uint16)
+    q, new = jnp.ones((1, 1, 4, 16), jnp.bfloat16), jnp.ones((2, 16), jnp.bfloat16)
+
+    def steps(held: Any) -> Any:
+        def step(at: Any, state: Any) -> Any:
+            held, x = state
+            held = held.at[0, at].set(jax.lax.bitcast_convert_type(new, jnp.uint16))
+            kv = jax.lax.bitcast_convert_type(held, jnp.bfloat16)
+            seen = jnp.where(jnp.arange(48) <= at, jnp.arange(48), -1)[None]
+            return held, native.attention(x, kv, kv, jnp.full((1, 1), at), seen, scale=0.25)
+
+        return jax.lax.fori_loop(0, 8, step, (held, q))
+
+    program = jax.jit(steps, donate_argnums=0).lower(held).compile().as_text()
+    assert "u16[1,48,2,16]" in program
+    assert "bf16[1,48,2,16]" not in program
+    np.testing.assert_array_equal(steps(held)[1], np.ones((1, 1, 4, 16)))
+
+
 def test_vmap_is_a_call_each() -> None:
     q, k, v, at, slot = cached(3, 1, 40, 4, 2, 16, 16, 30)
     call = partial(native.attention, scale=0.3)

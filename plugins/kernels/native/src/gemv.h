@@ -198,9 +198,12 @@ struct Floats {
 
 // `far`: ahead of the last row, one byte after the other, whatever the rows are, because a single stream is what memory
 // gives fastest; ahead of the first row alone, the last one of the next pass would come too late. `own`: near in its row.
-WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahead) {
+WM_INLINE void ask_far(const uint8_t* far, const Ahead& ahead) {
   if (ahead.second) __builtin_prefetch(far, 0, 2);
   else __builtin_prefetch(far);
+}
+WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahead) {
+  ask_far(far, ahead);
   if (ahead.near) __builtin_prefetch(own);
 }
 
@@ -372,7 +375,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
   if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
     const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + R * whole * L::NBYTES + q.ahead.bytes;
-    for (int64_t at = 0; at < R * left; at += 64) ask_for(soon + at, soon, {0, q.ahead.second, 0, 0});
+    for (int64_t at = 0; at < R * left; at += 64) ask_far(soon + at, q.ahead);
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
     for (int r = 0; r < R; ++r) p[r] = tail[r];
