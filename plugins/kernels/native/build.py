@@ -20,11 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from pipeline.digest import identity
+from pipeline.digest import digest, identity
 from pipeline.errors import StageError, StorageError, Unsupported
 from pipeline.files import cache_folder, write_json
 from pipeline.places import hindrance
@@ -180,21 +182,48 @@ def _place(unit: str, isa: int | None) -> Path:
 
 def _made_of(unit: str, isa: int | None, libc: str | None) -> str:
     """What the library is made of and for, the compiler aside."""
-    texts = [
-        (p.name, p.read_bytes().decode())
-        for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))
-    ]
-    return identity([sorted(texts), _flags(isa), platform.machine(), libc])[:16]
+    files = {p.name: source.digest for p, source in _sources(unit).items()}
+    theirs = [(h.name, _source(h).digest) for i in _include(unit) for h in i.rglob("*.h")]
+    return identity([sorted(files.items()), sorted(theirs), _flags(isa), platform.machine(), libc])[:16]
 
 
-def _sources(unit: str) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What counts of a file of C++.
+
+    Attributes:
+        digest: of its content.
+        names: of the headers of ours that it includes.
+        ffi: it includes those of XLA's FFI.
+    """
+
+    digest: str
+    names: tuple[str, ...]
+    ffi: bool
+
+
+def _source(path: Path) -> _Source:
+    """Read once: a plan asks eleven times for most of them."""
+    found = path.stat()
+    return _read(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(1024)
+def _read(path: Path, *stamp: int) -> _Source:
+    content = path.read_bytes()
+    text = content.decode()
+    return _Source(digest(content), tuple(re.findall(r'"(\w+\.h)"', text)), '"xla/ffi/' in text)
+
+
+def _sources(unit: str) -> dict[Path, _Source]:
     """`src/<unit>.cc` and the headers of ours that it names, and those that these name."""
-    found, due = dict[Path, None](), [SOURCES / f"{unit}.cc"]
+    found, due = dict[Path, _Source](), [SOURCES / f"{unit}.cc"]
     while due:
-        if (path := due.pop()) not in found and path.exists():
-            found[path] = None
-            due += [SOURCES / name for name in re.findall(r'"(\w+\.h)"', path.read_bytes().decode())]
-    return [*found]
+        if (path := due.pop()) not in found:
+            with suppress(FileNotFoundError):
+                found[path] = _source(path)
+                due += [SOURCES / name for name in found[path].names]
+    return found
 
 
 def _size(unit: str) -> int:
@@ -203,7 +232,7 @@ def _size(unit: str) -> int:
 
 def _include(unit: str) -> list[Path]:
     """Folders of headers that are not ours: XLA's, beside jaxlib, for the handlers of its FFI."""
-    if not any('"xla/ffi/' in p.read_bytes().decode() for p in _sources(unit)):
+    if not any(source.ffi for source in _sources(unit).values()):
         return []
     jaxlib = find_spec("jaxlib")  # imports nothing
     return [Path(p) / "include" for p in (jaxlib and jaxlib.submodule_search_locations) or ()]
