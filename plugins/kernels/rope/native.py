@@ -26,7 +26,7 @@ def rope(x: Any, positions: Any, inv_freq: Any, *, concentration: float = 1.0, i
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rope(how: tuple[float, bool], x: Any, positions: Any, inv_freq: Any) -> Any:
     dtype = x.dtype if x.dtype in (jnp.float32, jnp.bfloat16) else jnp.float32
-    turned = ffi.call("rope", "wm_rope", jax.ShapeDtypeStruct(x.shape, dtype))(  # type: ignore[no-untyped-call]
+    turned = ffi.call("rows", "wm_rope", jax.ShapeDtypeStruct(x.shape, dtype))(  # type: ignore[no-untyped-call]
         x.astype(dtype), positions, inv_freq,
         isa=np.int64(library.isa()), concentration=np.float32(how[0]), interleaved=np.int64(how[1]),
     )  # fmt: skip

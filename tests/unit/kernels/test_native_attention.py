@@ -1,5 +1,6 @@
 """attention in C++: every instruction set, every form of a cache, and parts of long ones; cases are the contract's."""
 
+import platform
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from plugins.kernels.attention import native
 from plugins.kernels.attention.cases import cases
 from plugins.kernels.attention.reference import attention as reference
 from plugins.kernels.cases import normal
+from plugins.kernels.native import build, library
 from plugins.kernels.quantize.reference import quantize
 from tests.cases.native import needs_compiler
 
@@ -43,6 +45,9 @@ SHAPES = {
     "no groups": (2, 1, 130, 3, 3, 16, 16, 129),
     "a long cache": (1, 1, 2500, 8, 2, 16, 24, 2300),
     "some queries": (2, 7, 96, 6, 2, 33, 17, 90),
+    "two queries of a long cache": (2, 2, 900, 9, 3, 33, 40, 850),
+    "as many rows as are few": (1, 2, 150, 12, 3, 20, 40, 140),
+    "one row more": (1, 3, 150, 9, 3, 20, 24, 140),
     "blocks of rows": (1, 45, 200, 12, 2, 16, 8, 150),
     "dims of large models": (1, 2, 65, 4, 2, 256, 128, 65),
 }
@@ -62,10 +67,11 @@ def test_every_instruction_set_does_every_case(isa: str, case: Any) -> None:
     agree(reference(*case.args, **case.options), native.attention(*case.args, **case.options))
 
 
+@pytest.mark.parametrize("queries", [1, 9], ids=["few rows", "rows"])
 @pytest.mark.parametrize("held", ["bfloat16", "int8", "e4m3"])
-def test_a_cache_is_read_as_it_is(isa: str, held: str) -> None:
+def test_a_cache_is_read_as_it_is(isa: str, held: str, queries: int) -> None:
     """Every code, at its exact worth."""
-    q, _, _, at, slot = cached(1, 1, 80, 4, 2, 32, 32, 77)
+    q, _, _, at, slot = cached(1, queries, 80, 4, 2, 32, 32, 77)
     rng = np.random.default_rng(2)
 
     def stored() -> Any:
@@ -126,6 +132,13 @@ def test_a_cache_of_bfloat16_that_is_written_at_every_step_is_not_copied() -> No
     assert "u16[1,48,2,16]" in program
     assert "bf16[1,48,2,16]" not in program
     np.testing.assert_array_equal(steps(held)[1], np.ones((1, 1, 4, 16)))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what x86 calls it")
+def test_a_step_asks_for_what_it_reads_next() -> None:
+    """A function that does nothing else is left out by compilers: to them it does nothing."""
+    prefetches = build.library("attention", library.isa()).read_bytes().count(b"\x0f\x18")
+    assert prefetches >= len(("float32", "bfloat16", "e4m3", "int8")) * 8  # rows that are few
 
 
 def test_vmap_is_a_call_each() -> None:

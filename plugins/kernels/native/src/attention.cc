@@ -20,9 +20,12 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-// Slots that one thread goes through for a block of rows: of a few heads less, so that threads end together. Sums depend
-// on it, so it is of the model alone.
-constexpr int64_t part_of(int64_t key_heads) { return key_heads < 8 ? 512 : 1024; }
+// Slots that one thread goes through for a block of rows: of a few heads less, so that threads end together; in a step of
+// decoding an eighth. Sums depend on it, so it is of the model and of what has been said alone.
+constexpr int64_t part_of(int64_t key_heads, bool few, int64_t slots) {
+  if (!few) return key_heads < 8 ? 512 : 1024;
+  return std::clamp<int64_t>((slots + 511) / 512 * 64, 128, 1024);
+}
 
 constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
 constexpr int64_t USUAL_FLOATS = 20 << 10;   // of scratch: a step with heads of 128
@@ -32,6 +35,7 @@ constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
 struct Block {
   int64_t batch, first, rows;
   std::vector<int32_t> slots;  // that some row may see
+  int64_t part = 0;
 };
 
 // In the order of slots; a row looks at positions again where rows differ.
@@ -59,34 +63,51 @@ std::vector<int32_t> seen(const Call& c, int64_t b, int64_t first_query, int64_t
   return found;
 }
 
-template <typename Call, typename Attend, typename Finish>
-void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_floats, int64_t scratch_floats,
+template <typename Some, typename Call, typename Scratched, typename Attend, typename Finish>
+void run(ffi::ThreadPool& pool, const Call& c, bool few, int64_t most_rows, int64_t found_floats, Scratched scratch_floats,
          Attend attend, Finish finish) {
   const int64_t group = c.group(), rows = c.queries * group;
   std::vector<Block> blocks;
-  const int64_t part_slots = part_of(c.key_heads);
   int64_t slots = 0, parts = 1;
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t first = 0; first < rows; first += most_rows) {
       const int64_t count = std::min(most_rows, rows - first), query = first / group;
-      blocks.push_back({b, first, count, seen(c, b, query, (first + count - 1) / group + 1 - query)});
-      slots += int64_t(blocks.back().slots.size()) * count;
-      parts = std::max(parts, (int64_t(blocks.back().slots.size()) + part_slots - 1) / part_slots);
+      Block block{b, first, count, seen(c, b, query, (first + count - 1) / group + 1 - query)};
+      const int64_t sees = int64_t(block.slots.size());
+      block.part = part_of(c.key_heads, few, sees);
+      slots += sees * count;
+      parts = std::max(parts, (sees + block.part - 1) / block.part);
+      blocks.push_back(std::move(block));
     }
-  const bool whole = blocks.size() * size_t(c.key_heads) > 64;  // enough to share out as it is
+  const bool whole = blocks.size() * size_t(c.key_heads) > 64 && !few;  // enough to share out as it is
   if (whole) parts = 1;
+  const int64_t worth = slots * c.key_heads * (c.dims + c.value_dims) / WORTH_PRODUCTS;
+  const int64_t threads = std::clamp<int64_t>(worth, 1, pool.num_threads());
+  // Of a few rows a thread has several heads at once, whose keys lie together, if there are enough parts for all threads.
+  const int64_t groups = int64_t(blocks.size()) * parts, wanted = !few ? c.key_heads : (4 * threads + groups - 1) / groups;
+  const int64_t heads = (c.key_heads + std::min(wanted, c.key_heads) - 1) / std::min(wanted, c.key_heads);
+  const int64_t ranges = (c.key_heads + heads - 1) / heads;
   const int64_t tasks = int64_t(blocks.size()) * c.key_heads;
   const Scratch<> results(whole ? 0 : tasks * parts * found_floats);
-  const int64_t threads = slots * c.key_heads * (c.dims + c.value_dims) / WORTH_PRODUCTS;
-  parallel(pool, threads, tasks * parts, [&](int64_t i) {
-    const int64_t task = i / parts, part = i % parts, head = task % c.key_heads;
-    const Block& block = blocks[size_t(task / c.key_heads)];
-    const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * part_slots);
-    const int64_t end = whole ? count : std::min(count, begin + part_slots);
-    const Scratch<USUAL_FLOATS> scratch(scratch_floats + (whole ? found_floats : 0));
-    float* found = whole ? scratch.data + scratch_floats : results.data + i * found_floats;
-    attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data);
-    if (whole) finish(c, block.batch, head, block.first, block.rows, found, 1);
+  const auto some = [&](int64_t i) {
+    const Block& block = blocks[size_t(i / ranges / parts)];
+    const int64_t count = int64_t(block.slots.size()), part = i / ranges % parts, head = i % ranges * heads;
+    const int64_t begin = whole ? 0 : std::min(count, part * block.part);
+    const int64_t end = whole ? count : std::min(count, begin + block.part);
+    return Some{head, std::min(heads, c.key_heads - head), block.slots.data() + begin, end - begin};
+  };
+  parallel(pool, threads, groups * ranges, [&](int64_t i) {
+    static thread_local const void* foreseen = nullptr;
+    const int64_t at = i / ranges / parts, part = i / ranges % parts;
+    const Block& block = blocks[size_t(at)];
+    const Some now = some(i), next = (i + 1) / ranges / parts == at ? some(i + 1) : Some{};
+    const Scratch<USUAL_FLOATS> scratch(scratch_floats(c, heads) + (whole ? found_floats : 0));
+    float* found = scratch.data + scratch_floats(c, heads);
+    if (!whole) found = results.data + ((at * c.key_heads + now.head) * parts + part) * found_floats;
+    attend(c, block.batch, now, next, foreseen == now.index, block.first, block.rows, found, parts * found_floats,
+           scratch.data);
+    foreseen = next.index;
+    if (whole) finish(c, block.batch, now.head, block.first, block.rows, found, 1);
   });
   if (whole) return;
   for (int64_t task = 0; task < tasks; ++task) {
@@ -145,7 +166,8 @@ ffi::Error attention(ffi::ThreadPool pool, int64_t isa, int64_t element, float s
   {                                                                                                       \
     using namespace space::attention;                                                                     \
     const auto c = given.call<space::attention::Call>(out->typed_data(), found->typed_data());            \
-    run(pool, c, c.most_rows(), found_floats(c), scratch_floats(c), attend, finish);                      \
+    run<space::attention::Some>(pool, c, c.most_rows() <= FEW, c.most_rows(), found_floats(c), scratch_floats, attend,    \
+                                finish);                                                                  \
     return ffi::Error::Success();                                                                         \
   }
   WM_BY_ISA(isa, WM_RUN)

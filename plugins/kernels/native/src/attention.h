@@ -18,6 +18,7 @@ using decoding::LANES;
 
 constexpr int SLOTS = 64;                                                // of a tile
 constexpr int64_t ROWS = 64;                                             // of a block, at most
+constexpr int FEW = 8;                                                   // rows that a step of decoding has of a head
 constexpr int MOST = WM_SIMD == 512 ? 8 : WM_SIMD == 256 ? 5 : 2;        // rows whose sums fit registers
 constexpr int WIDE = 2 * LANES;                                          // columns of an outer product
 
@@ -109,6 +110,7 @@ struct Call {
   float *top, *whole;    // [batch, queries, heads]: the largest logit, and Σ e^(logit - largest); sinks are logits too
 
   int64_t group() const { return heads / key_heads; }
+  int64_t wide_dims() const { return (dims + LANES - 1) / LANES * LANES; }
   int64_t wide_values() const { return (value_dims + WIDE - 1) / WIDE * WIDE; }
   int64_t most_rows() const { return queries * group() < ROWS ? queries * group() : ROWS; }
 };
@@ -116,9 +118,9 @@ struct Call {
 // What rows have found in some slots: sums weighted by e^(logit - largest), [rows][wide_values]; the sum of weights; the
 // largest logit. In that order in `found`, rows apart by `most_rows`.
 static inline int64_t found_floats(const Call& c) { return c.most_rows() * (c.wide_values() + 2); }
-// Floats that `attend` works in.
-static inline int64_t scratch_floats(const Call& c) {
-  return c.most_rows() * (c.dims + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 5 * SLOTS;
+// Floats that `attend` works in, for so many heads at once.
+static inline int64_t scratch_floats(const Call& c, int64_t heads) {
+  return c.most_rows() * (heads * c.wide_dims() + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 5 * SLOTS;
 }
 
 // y [M, WIDE] = y · kept + a [M, depth] · b [depth, WIDE]. TURNED: a is [depth, M].
@@ -215,16 +217,44 @@ struct Tile {
   int32_t *slot, *segment;
 };
 
-// Keys and values of slots come into cache while others are computed. They lie apart, and whatever finds out by itself
-// what is read next does not.
-static void will_read(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count) {
-  const int64_t bits = bits_of(c.element), k_row = c.dims * bits / 8, v_row = c.value_dims * bits / 8;
-  for (int64_t i = 0; i < count && i < SLOTS; ++i) {
-    const int64_t at = (b * c.slots + index[i]) * c.key_heads + head;
-    for (int64_t byte = 0; byte < k_row; byte += 64) __builtin_prefetch(c.k + at * k_row + byte);
-    for (int64_t byte = 0; byte < v_row; byte += 64) __builtin_prefetch(c.v + at * v_row + byte);
+// Slots that a thread goes through for some key heads; `index` says which.
+struct Some {
+  int64_t head, heads;
+  const int32_t* index;
+  int64_t count;
+};
+
+// Keys and values of slots that are read next come into the second cache, a few at each step of what is computed before:
+// all heads of a slot, which lie together. What finds out by itself what is read next does not, as heads are read apart.
+class Coming {
+  static constexpr int BITS = 20;  // of a slot's parts
+  const uint8_t *const k, *const v;
+  const int64_t first, k_slot, v_slot, k_nbytes, v_nbytes;  // of the batch; from slot to slot; of the heads in one
+  const int32_t* next;
+  const int32_t* const last;
+  const int64_t each;
+  int64_t due = 0;
+
+  static int64_t nbytes(const Call& c, int64_t elements) { return elements * bits_of(c.element) / 8; }
+  // Not a function that compilers may call: to them it would do nothing.
+  WM_METHOD static void lines(const uint8_t* p, int64_t nbytes) {
+    for (int64_t byte = 0; byte < nbytes; byte += 64) __builtin_prefetch(p + byte, 0, 2);
   }
-}
+
+ public:
+  // SLOTS of them at most; steps: that `take` is called for.
+  Coming(const Call& c, int64_t b, const Some& some, int64_t steps)
+      : k(c.k + nbytes(c, some.head * c.dims)), v(c.v + nbytes(c, some.head * c.value_dims)), first(b * c.slots),
+        k_slot(nbytes(c, c.key_heads * c.dims)), v_slot(nbytes(c, c.key_heads * c.value_dims)),
+        k_nbytes(nbytes(c, some.heads * c.dims)), v_nbytes(nbytes(c, some.heads * c.value_dims)), next(some.index),
+        last(next + (some.count < SLOTS ? some.count : SLOTS)), each(((last - next) << BITS) / steps + 1) {}
+  WM_METHOD void take(int64_t steps) {
+    for (due += each * steps; due >> BITS && next != last; due -= 1 << BITS, ++next) {
+      lines(k + (first + *next) * k_slot, k_nbytes);
+      lines(v + (first + *next) * v_slot, v_nbytes);
+    }
+  }
+};
 
 // What a query sees: slots of positions first … last, of its segment where there are segments.
 struct Sight {
@@ -257,11 +287,9 @@ WM_INLINE Floats without(Floats x, Ints hidden, int32_t instead) {
   return x;
 }
 
-// The tile's `wide` slots, of which `count` are there.
-template <WmElement E>
-static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
-  constexpr int64_t BITS = decoding::bits(E);
-  const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
+// Which slots a tile has, of `wide` that are room for them.
+static void describe(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
+  const int64_t first = b * c.slots;
   const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
   for (int64_t i = 0; i < wide; ++i) {
     t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
@@ -269,6 +297,20 @@ static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, i
     if (c.k_scales) t.k_scales[i] = i < count ? c.k_scales[at(i)] : 0.0f;
     if (c.v_scales) t.v_scales[i] = i < count ? c.v_scales[at(i)] : 0.0f;
   }
+}
+
+// Of filling a tile.
+static inline int64_t fill_steps(const Call& c, int64_t count, int64_t wide) {
+  return wide * ((c.dims + LANES - 1) / LANES) + 4 * count;
+}
+
+// The tile's `wide` slots, of which `count` are there.
+template <WmElement E>
+static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t,
+                 Coming& coming) {
+  constexpr int64_t BITS = decoding::bits(E);
+  const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
+  const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
   for (int64_t i = 0; i < wide; i += LANES)
     for (int64_t d = 0; d < c.dims; d += LANES) {
       Floats square[LANES];
@@ -276,19 +318,21 @@ static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, i
         square[l] = i + l < count ? decoding::some<E>(c.k + at(i + l) * k_row + d * BITS / 8, c.dims - d) : Floats{};
       transpose(square);
       for (int l = 0; l < LANES; ++l) store(t.keys + (d + l) * SLOTS + i, square[l]);  // LANES past the end are there
+      coming.take(LANES);
     }
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count; ++i, coming.take(4))
     for (int64_t d = 0; d < c.wide_values(); d += LANES)
       store(t.values + i * c.wide_values() + d,
             d < c.value_dims ? decoding::some<E>(c.v + at(i) * v_row + d * BITS / 8, c.value_dims - d) : Floats{});
 }
 
-static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
+static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t,
+                     Coming& coming) {
   switch (c.element) {
-    case WM_F32: return fill<WM_F32>(c, b, head, index, count, wide, t);
-    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, wide, t);
-    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, wide, t);
-    default: return fill<WM_INT8>(c, b, head, index, count, wide, t);
+    case WM_F32: return fill<WM_F32>(c, b, head, index, count, wide, t, coming);
+    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, wide, t, coming);
+    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, wide, t, coming);
+    default: return fill<WM_INT8>(c, b, head, index, count, wide, t, coming);
   }
 }
 
@@ -332,11 +376,15 @@ static float weigh(const Call& c, const Tile& t, int64_t wide, Sight sight, floa
   return kept;
 }
 
-// Rows [first, first + rows) of a key head, over the slots `index` [count]: row r is query r / group of head r % group.
-static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_t rows, const int32_t* index,
-                   int64_t count, float* found, float* scratch) {
-  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows();
-  float *q = scratch, *logits = q + most * c.dims, *kept = logits + most * SLOTS;
+#include "attention_few.h"
+
+// Rows [first, first + rows) of some key heads, over some slots: row r is query r / group of head r % group. What those of
+// a head find lies `apart` behind that of the head before. `next`: what the same thread is likely to do then; `foreseen`:
+// this was that.
+static void attend(const Call& c, int64_t b, const Some& now, const Some& next, bool foreseen, int64_t first,
+                   int64_t rows, float* found, int64_t apart, float* scratch) {
+  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows(), stride = c.wide_dims();
+  float *q = scratch, *logits = q + now.heads * rows * stride, *kept = logits + most * SLOTS;
   Tile t;
   t.keys = kept + most * LANES;  // kept has a number for each row; rounded up, so that vectors stay apart
   t.values = t.keys + (c.dims + LANES) * SLOTS;
@@ -344,23 +392,37 @@ static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_
   t.v_scales = t.k_scales + SLOTS;
   t.slot = reinterpret_cast<int32_t*>(t.v_scales + SLOTS);
   t.segment = t.slot + SLOTS;
-  float *sum = found + most * wide, *top = sum + most;
-  will_read(c, b, head, index, count);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t query = (first + r) / group, h = head * group + (first + r) % group;
-    std::memcpy(q + r * c.dims, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
-    std::memset(found + r * wide, 0, size_t(wide) * 4);
+  if (!foreseen) Coming(c, b, now, 1).take(1);
+  for (int64_t i = 0; i < now.heads * rows; ++i) {
+    const int64_t r = i % rows, query = (first + r) / group, h = (now.head + i / rows) * group + (first + r) % group;
+    float *own = found + i / rows * apart, *sum = own + most * wide, *top = sum + most;
+    std::memcpy(q + i * stride, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
+    std::memset(q + i * stride + c.dims, 0, size_t(stride - c.dims) * 4);
+    std::memset(own + r * wide, 0, size_t(wide) * 4);
     sum[r] = 0;
     top[r] = -__builtin_inff();
   }
-  for (int64_t i = 0; i < count; i += SLOTS) {
-    const int64_t here = count - i < SLOTS ? count - i : SLOTS, columns = (here + WIDE - 1) / WIDE * WIDE;
-    will_read(c, b, head, index + i + here, count - i - here);
-    fill_any(c, b, head, index + i, here, columns, t);
-    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, columns, nullptr, logits, SLOTS);
-    for (int64_t r = 0; r < rows; ++r)
-      kept[r] = weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
-    multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, found, wide);
+  for (int64_t i = 0; i < now.count; i += SLOTS) {
+    const int64_t left = now.count - i, here = left < SLOTS ? left : SLOTS, columns = (here + WIDE - 1) / WIDE * WIDE;
+    const Some then = left > SLOTS ? Some{now.head, now.heads, now.index + i + SLOTS, left - SLOTS} : next;
+    Coming coming(c, b, then, now.heads * (rows <= FEW ? 2 * here : fill_steps(c, here, columns)));
+    for (int64_t h = 0; h < now.heads; ++h) {
+      const int64_t head = now.head + h;
+      float *own = found + h * apart, *sum = own + most * wide, *top = sum + most, *queries = q + h * rows * stride;
+      describe(c, b, head, now.index + i, here, columns, t);
+      const auto weighed = [&](int64_t r) {
+        return weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
+      };
+      if (rows <= FEW) {
+        const Held held(c, b, head, now.index + i, here);
+        few_any(c.element, rows, c, held, here, queries, stride, logits, kept, own, coming, weighed);
+        continue;
+      }
+      fill_any(c, b, head, now.index + i, here, columns, t, coming);
+      multiply_all(queries, stride, t.keys, SLOTS, rows, c.dims, columns, nullptr, logits, SLOTS);
+      for (int64_t r = 0; r < rows; ++r) kept[r] = weighed(r);
+      multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, own, wide);
+    }
   }
 }
 

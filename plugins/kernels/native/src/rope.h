@@ -1,5 +1,5 @@
 // Heads turned by the angles of their positions, in float32 or bfloat16. Included once for each instruction set, after
-// floats.h. Loops are written so that compilers make vectors of them.
+// floats.h and narrowed.h. Loops are written so that compilers make vectors of them.
 
 namespace rope {
 
@@ -44,14 +44,6 @@ struct Call {
 
   int64_t wide() const { return (half + WIDE - 1) / WIDE * WIDE; }
 };
-
-static inline void narrowed(float v, float* out) { *out = v; }
-static inline void narrowed(float v, Bf16* out) {  // to nearest even; NaN stays one
-  uint32_t b;
-  std::memcpy(&b, &v, 4);
-  const uint32_t near = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
-  out->bits = uint16_t((b & 0x7FFFFFFF) > 0x7F800000 ? b >> 16 | 0x40 : near);
-}
 
 // Rows first … last of x [rows, heads, dims]; `angles` has room for 3 · wide.
 template <typename E>

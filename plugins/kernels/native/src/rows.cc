@@ -1,5 +1,6 @@
-// XLA's door of rope: a handler of its FFI, for models.
+// XLA's door of what is done to rows by themselves, rope and rms_norm: handlers of its FFI, for models.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -10,7 +11,7 @@
 #include "targets.h"
 #include "xla/ffi/api/ffi.h"
 
-#define WM_KERNELS "rope.h"
+#define WM_KERNELS "rows_all.h"
 #include "each_isa.h"
 
 namespace ffi = xla::ffi;
@@ -50,6 +51,38 @@ ffi::Error rope(ffi::ThreadPool pool, int64_t isa, float concentration, int64_t 
   if (x.element_count() == 0) return ffi::Error::Success();
   WM_BY_ISA(isa, WM_RUN)
 }
+#undef WM_RUN
+
+// y, like x [..., D]: each row over its root mean square, times weight [D].
+ffi::Error rms_norm(ffi::ThreadPool pool, int64_t isa, float eps, int64_t plus_one, ffi::AnyBuffer x,
+                    ffi::AnyBuffer weight, ffi::Result<ffi::AnyBuffer> y) {
+  const int64_t n = int64_t(weight.element_count()), all = int64_t(x.element_count());
+  const bool half = x.element_type() == ffi::BF16, half_weight = weight.element_type() == ffi::BF16;
+  if ((!half && x.element_type() != ffi::F32) || y->element_type() != x.element_type() ||
+      (!half_weight && weight.element_type() != ffi::F32))
+    return ffi::Error::InvalidArgument("x, weight and the result are float32 or bfloat16");
+  if (all == 0) return ffi::Error::Success();
+  if (n == 0 || x.dimensions().back() != n) return ffi::Error::InvalidArgument("the weight is for rows of another length");
+  const int64_t rows = std::max<int64_t>(1, PIECE / n);
+#define WM_RUN(space)                                                                                                   \
+  {                                                                                                                     \
+    const auto run = [&](auto element, auto of_weight) {                                                                \
+      using E = decltype(element);                                                                                      \
+      using W = decltype(of_weight);                                                                                    \
+      const E* from = static_cast<const E*>(x.untyped_data());                                                          \
+      E* to = static_cast<E*>(y->untyped_data());                                                                       \
+      parallel(pool, pool.num_threads(), (all / n + rows - 1) / rows, [&](int64_t i) {                                  \
+        for (int64_t r = i * rows; r < std::min(all / n, (i + 1) * rows); ++r)                                          \
+          space::rms_norm::row(from + r * n, static_cast<const W*>(weight.untyped_data()), n, eps, plus_one != 0, to + r * n); \
+      });                                                                                                               \
+    };                                                                                                                  \
+    if (half) half_weight ? run(Bf16{}, Bf16{}) : run(Bf16{}, float{});                                                 \
+    else half_weight ? run(float{}, Bf16{}) : run(float{}, float{});                                                    \
+    return ffi::Error::Success();                                                                                       \
+  }
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
+}
 
 }  // namespace
 
@@ -63,5 +96,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_rope, rope,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_rms_norm, rms_norm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("isa")
+                                  .Attr<float>("eps")
+                                  .Attr<int64_t>("plus_one")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>());
 #pragma GCC visibility pop

@@ -1,0 +1,126 @@
+// Attention of a few rows of a key head, as in a step of decoding: keys and values meet them as they are read, and are not
+// written anywhere before. Included by attention.h.
+
+// Of v[0], …, v[LANES - 1].
+#if WM_SIMD == 512
+WM_INLINE Floats totals(const Floats v[LANES]) {
+  __m512 a[8], b[4], c[2];
+  for (int i = 0; i < 8; ++i) {
+    const __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
+    a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+  }
+  for (int i = 0; i < 4; ++i)
+    b[i] = _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xEE));
+  for (int i = 0; i < 2; ++i)
+    c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
+  return (Floats)_mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+#else
+WM_INLINE Floats totals(const Floats v[LANES]) {
+  Floats turned[LANES];
+  std::memcpy(turned, v, sizeof turned);
+  transpose(turned);
+  for (int n = LANES / 2; n; n /= 2)
+    for (int i = 0; i < n; ++i) turned[i] += turned[i + n];
+  return turned[0];
+}
+#endif
+
+// Where keys and values of the slots of a tile lie, those of one head.
+struct Held {
+  const uint8_t *key[SLOTS], *value[SLOTS];
+
+  Held(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count) {
+    const int64_t k = c.dims * bits_of(c.element) / 8, v = c.value_dims * bits_of(c.element) / 8;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = (b * c.slots + index[i]) * c.key_heads + head;
+      key[i] = c.k + at * k, value[i] = c.v + at * v;
+    }
+  }
+};
+
+// logits[R][SLOTS] of `count` slots, and of whatever there is in the rest of the last LANES. q: [R][q_stride], zeros past
+// the dims.
+template <WmElement E, int R>
+static void meet_keys(const Call& c, const Held& held, int64_t count, const float* q, int64_t q_stride, float* logits,
+                      Coming& coming) {
+  constexpr int64_t BITS = decoding::bits(E);
+  const int64_t whole = c.dims / LANES * LANES;
+  for (int64_t i = 0; i < count; i += LANES) {
+    alignas(64) Floats sums[R][LANES];
+    for (int l = 0; l < LANES; ++l) {
+      const uint8_t* key = held.key[i + l < count ? i + l : count - 1];
+      Floats sum[R] = {};
+      const auto add = [&](Floats k, int64_t d) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sum[r] = fused(k, load(q + r * q_stride + d), sum[r]);
+      };
+      for (int64_t d = 0; d < whole; d += LANES) add(decoding::elements<E>(key + d * BITS / 8), d);
+      if (whole < c.dims) add(decoding::some<E>(key + whole * BITS / 8, c.dims - whole), whole);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r][l] = sum[r];
+      coming.take(1);
+    }
+    for (int r = 0; r < R; ++r) store(logits + r * SLOTS + i, totals(sums[r]));
+  }
+}
+
+// found[R][wide_values] = found · kept[R] + weights [R][SLOTS] · values.
+template <WmElement E, int R>
+static void meet_values(const Call& c, const Held& held, int64_t count, const float* weights, const float* kept,
+                        float* found, Coming& coming) {
+  constexpr int64_t BITS = decoding::bits(E);
+  const int64_t wide = c.wide_values();
+  for (int64_t j = 0; j < wide; j += WIDE) {
+    const int64_t left = c.value_dims - j;
+    float* const own = found + j;
+    Floats sum[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      for (int h = 0; h < 2; ++h) sum[r][h] = load(own + r * wide + h * LANES) * kept[r];
+    const auto add = [&](int64_t i, Floats v0, Floats v1) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Floats w = everywhere(weights[r * SLOTS + i]);
+        sum[r][0] = fused(w, v0, sum[r][0]);
+        sum[r][1] = fused(w, v1, sum[r][1]);
+      }
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      const uint8_t* v = held.value[i] + j * BITS / 8;
+      if (left >= WIDE) add(i, decoding::elements<E>(v), decoding::elements<E>(v + LANES * BITS / 8));
+      else if (left <= LANES) add(i, decoding::some<E>(v, left), Floats{});
+      else add(i, decoding::elements<E>(v), decoding::some<E>(v + LANES * BITS / 8, left - LANES));
+      if (j == 0) coming.take(1);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      for (int h = 0; h < 2; ++h) store(own + r * wide + h * LANES, sum[r][h]);
+  }
+}
+
+// Of R rows and one tile.
+template <WmElement E, int R, typename Weigh>
+static void few(const Call& c, const Held& held, int64_t count, const float* q, int64_t q_stride, float* logits,
+                float* kept, float* found, Coming& coming, const Weigh& weigh) {
+  meet_keys<E, R>(c, held, count, q, q_stride, logits, coming);
+  for (int64_t r = 0; r < R; ++r) kept[r] = weigh(r);
+  meet_values<E, R>(c, held, count, logits, kept, found, coming);
+}
+
+template <WmElement E, int R = 1, typename... Args>
+static void few_of(int64_t rows, Args&&... args) {
+  if constexpr (R < FEW)
+    if (rows > R) return few_of<E, R + 1>(rows, args...);
+  few<E, R>(args...);
+}
+
+template <typename... Args>
+static void few_any(WmElement e, int64_t rows, Args&&... args) {
+  switch (e) {
+    case WM_F32: return few_of<WM_F32>(rows, args...);
+    case WM_BF16: return few_of<WM_BF16>(rows, args...);
+    case WM_E4M3: return few_of<WM_E4M3>(rows, args...);
+    default: return few_of<WM_INT8>(rows, args...);
+  }
+}
