@@ -2,7 +2,7 @@
 
 A step runs once op by op, and what every op is called with is noted. Calls of one op with equal shapes are then one
 program, with the weights of all layers one after another as a step has them, so that no cache holds what a step would
-read from memory; what it takes to start a program is left out. What the whole step takes beyond the sum of its parts is
+read from memory; what it takes to start a program with as many arrays is left out. What the whole step takes beyond the sum of its parts is
 everything between them: residual sums, activations of dense layers, the cache, and what starting a kernel costs.
 """
 
@@ -161,17 +161,17 @@ def measured(runtime: Runtime, groups: Sequence[Group], whole: Callable[[], floa
     """
     kernels: dict[str, Callable[..., Any]] = {f.name: getattr(runtime.model().ops, f.name) for f in fields(Ops)}
     kernels["sample"] = likeliest
-    nothing = jax.jit(jnp.negative)
-    start = _median(lambda: nothing(1.0), seconds)
     parts = []
     for g in groups:
-        took = max(0.0, _median(_program(runtime, kernels[g.op], g), seconds) - start)
+        run, start = _programs(runtime, kernels[g.op], g)
+        took = max(0.0, _median(run, seconds) - _median(start, seconds))
         parts.append({"op": g.op, "label": g.label, "calls": len(g.calls), "nbytes": g.nbytes, "s": took})
     return {"parts": parts, "whole": whole()}
 
 
-def _program(runtime: Runtime, kernel: Any, group: Group) -> Callable[[], Any]:
-    """One program that makes all calls of a group."""
+def _programs(runtime: Runtime, kernel: Any, group: Group) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """One program that makes all calls of a group; and one that is given as much, gives as many results, and does
+    nothing: a microsecond or two for each of them, where a call may take no more."""
     leaves, tree = jax.tree.flatten(group.calls, is_leaf=lambda leaf: leaf is None)
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
 
@@ -184,7 +184,9 @@ def _program(runtime: Runtime, kernel: Any, group: Group) -> Callable[[], Any]:
 
     options = COMPILER_OPTIONS.get(runtime.device.platform)
     program = jax.jit(run).lower(arrays).compile(compiler_options=options)
-    return lambda: program(arrays)
+    nothing = jax.jit(lambda given: [jnp.negative(jnp.float32(i)) for i in range(program.out_tree.num_leaves)], keep_unused=True)
+    start = nothing.lower(arrays).compile(compiler_options=options)
+    return lambda: program(arrays), lambda: start(arrays)
 
 
 def _is_array(leaf: Any) -> bool:
