@@ -2,8 +2,9 @@
 
 A step runs once op by op, and what every op is called with is noted. Calls of one op with equal shapes are then one
 program, with the weights of all layers one after another as a step has them, so that no cache holds what a step would
-read from memory; what it takes to start a program with as many arrays is left out. What the whole step takes beyond the sum of its parts is
-everything between them: residual sums, activations of dense layers, the cache, and what starting a kernel costs.
+read from memory; what it takes to start a program with as many arrays is left out. What the whole step takes beyond the
+sum of its parts is everything between them: residual sums, activations of dense layers, the cache, and what starting a
+kernel costs.
 """
 
 import statistics
@@ -184,7 +185,8 @@ def _programs(runtime: Runtime, kernel: Any, group: Group) -> tuple[Callable[[],
 
     options = COMPILER_OPTIONS.get(runtime.device.platform)
     program = jax.jit(run).lower(arrays).compile(compiler_options=options)
-    nothing = jax.jit(lambda given: [jnp.negative(jnp.float32(i)) for i in range(program.out_tree.num_leaves)], keep_unused=True)
+    count = program.out_tree.num_leaves
+    nothing = jax.jit(lambda given: [jnp.negative(jnp.float32(i)) for i in range(count)], keep_unused=True)
     start = nothing.lower(arrays).compile(compiler_options=options)
     return lambda: program(arrays), lambda: start(arrays)
 
