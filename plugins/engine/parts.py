@@ -185,7 +185,7 @@ def _programs(runtime: Runtime, kernel: Any, group: Group) -> tuple[Callable[[],
 
     options = COMPILER_OPTIONS.get(runtime.device.platform)
     program = jax.jit(run).lower(arrays).compile(compiler_options=options)
-    count = program.out_tree.num_leaves
+    count = len(jax.tree.leaves(program.out_info))
     nothing = jax.jit(lambda given: [jnp.negative(jnp.float32(i)) for i in range(count)], keep_unused=True)
     start = nothing.lower(arrays).compile(compiler_options=options)
     return lambda: program(arrays), lambda: start(arrays)
