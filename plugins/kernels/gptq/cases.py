@@ -27,15 +27,20 @@ FORMATS: dict[str, tuple[Scheme, dict[str, Any]]] = {
 }
 
 
-def call(rng: np.random.Generator, scheme: Scheme, rows: int, n: int, ordered: bool, **recipe: Any) -> Case:
-    """Of random weights and inputs."""
+def multiplied(rng: np.random.Generator, rows: int, n: int) -> tuple[Any, Any]:
+    """Random weights, float32 [rows, n], and the second moments of their inputs, float32 [n, n]."""
     mixed = normal(rng, 3 * n, n) @ (np.eye(n) + 0.5 * normal(rng, n, n) / np.sqrt(n))
     mixed *= np.exp(normal(rng, n))
     mixed[:, n // 3] = 0
-    hessian = (mixed.T @ mixed / len(mixed)).astype(np.float32)
-    order = feedback.order_of(hessian) if ordered else None
     x = normal(rng, rows, n) * np.float32(0.02)
     x[:, n // 2] = -0.0
+    return x, (mixed.T @ mixed / len(mixed)).astype(np.float32)
+
+
+def call(rng: np.random.Generator, scheme: Scheme, rows: int, n: int, ordered: bool, **recipe: Any) -> Case:
+    """Of random weights and inputs."""
+    x, hessian = multiplied(rng, rows, n)
+    order = feedback.order_of(hessian) if ordered else None
     return Case("random", (x, feedback.factor(hessian, 0.01, order), scheme), {"order": order, **recipe})
 
 

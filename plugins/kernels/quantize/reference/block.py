@@ -47,6 +47,20 @@ def shared_of(
     each by the weight of its column where they have any. One that cannot be stored, or that decodes to what is not
     finite, loses more than any other.
     """
+    options = candidates(block, ends, scheme, recipe, second)
+    if options is None:
+        return None
+    best = options[0]
+    if len(options) > 1:
+        errors = [_error(block, option, scheme, recipe, weights) for option in options]
+        best = options[errors.index(min(errors))]
+    refuse_unstorable(best, ends, scheme)
+    return best
+
+
+def candidates(block: list[float], ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> list[Shared] | None:
+    """What a block's values may share: what a search tries, the usual scale first; without a search that alone. None if
+    one of the values is not finite."""
     low, high = ends
     amax = max(abs(low), abs(high))
     if not math.isfinite(amax):
@@ -56,24 +70,23 @@ def shared_of(
         steps = [0]
         for k in range(1, recipe.search_steps + 1) if recipe.search == "mse" else ():
             steps += [-k, k]
-        options = [_power(min(max(base + s, 0), E8M0_MAX), recipe) for s in steps]
-    else:
-        raw = _raw(block, low, high, scheme, recipe.scale_rule)
-        if scheme.second == "f32":
-            raw = raw / second
-        elif scheme.second == "inverse_f32":
-            raw = raw * second
-        factors = (1.0, *recipe.search_grid) if recipe.search == "mse" else (1.0,)
-        options = [_real(F32(raw * F32(f)), low, scheme, recipe, second) for f in factors]
-    best = options[0]
-    if len(options) > 1:
-        errors = [_error(block, option, scheme, recipe, weights) for option in options]
-        best = options[errors.index(min(errors))]
-    if not _is_stored(best.scale):
+        return [_power(min(max(base + s, 0), E8M0_MAX), recipe) for s in steps]
+    raw = _raw(block, low, high, scheme, recipe.scale_rule)
+    if scheme.second == "f32":
+        raw = raw / second
+    elif scheme.second == "inverse_f32":
+        raw = raw * second
+    factors = (1.0, *recipe.search_grid) if recipe.search == "mse" else (1.0,)
+    return [_real(F32(raw * F32(f)), low, scheme, recipe, second) for f in factors]
+
+
+def refuse_unstorable(shared: Shared, ends: Any, scheme: Scheme) -> None:
+    """Refuse a block with these extremes of which scale or minimum is past its encoding."""
+    amax = max(map(abs, ends))
+    if not _is_stored(shared.scale):
         raise unstorable(amax, "scales", scheme)
-    if not _is_stored(best.zero):
+    if not _is_stored(shared.zero):
         raise unstorable(amax, "zeros", scheme)
-    return best
 
 
 def _is_stored(part: Any) -> bool:
