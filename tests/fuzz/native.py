@@ -42,6 +42,7 @@ from plugins.kernels.cases import BY_STRUCTS, SCHEMES
 from plugins.kernels.gptq import cases as gptq_cases
 from plugins.kernels.moe.cases import glu
 from plugins.kernels.native import build, library
+from plugins.kernels.quantize_by_outputs import cases as by_outputs_cases
 
 PAGE = mmap.PAGESIZE
 FLOATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
@@ -249,6 +250,15 @@ def gptq(rng: np.random.Generator) -> Case:
     return Case(name, (anyhow(x, rng), guarded(np.ascontiguousarray(factor)), scheme), case.options)
 
 
+def quantize_by_outputs(rng: np.random.Generator) -> Case:
+    name = str(rng.choice([*by_outputs_cases.FORMATS]))
+    scheme, recipe = by_outputs_cases.FORMATS[name]
+    n = (scheme.block_elems or 32) * int(rng.integers(1, 6))
+    case = by_outputs_cases.call(rng, scheme, int(rng.integers(1, 70)), n, **recipe)
+    x, hessian, _ = case.args
+    return Case(name, (anyhow(x, rng), guarded(hessian), scheme), case.options)
+
+
 def rope(rng: np.random.Generator) -> Case:
     batch, tokens, heads, half = (int(rng.integers(1, n)) for n in (4, 70, 20, 40))
     x = rng.standard_normal((batch, tokens, heads, 2 * half + int(rng.integers(0, 9)))).astype(FLOATS[rng.integers(3)])
@@ -260,8 +270,9 @@ def rope(rng: np.random.Generator) -> Case:
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
     "attention": attention, "rope": rope, "gptq": gptq,
+    "quantize_by_outputs": quantize_by_outputs,
 }  # fmt: skip
-CODECS = ("quantize", "dequantize", "cast", "gptq")
+CODECS = ("quantize", "dequantize", "cast", "gptq", "quantize_by_outputs")
 MOST_TRIED = 30  # for each that is not declined
 
 

@@ -245,6 +245,7 @@ def _codec(isa: int) -> Any:
     found.wm_quantize.argtypes = (ctypes.c_int, ctypes.POINTER(_Call))
     found.wm_extremes.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER, _POINTER)
     found.wm_columns.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER)
-    found.wm_extremes.restype = found.wm_columns.restype = None
+    found.wm_block_errors.argtypes = (ctypes.c_int, ctypes.POINTER(_Call), _POINTER)
+    found.wm_extremes.restype = found.wm_columns.restype = found.wm_block_errors.restype = None
     found.wm_first_not_finite.argtypes, found.wm_first_not_finite.restype = (ctypes.POINTER(_Call),), _LONG
     return found

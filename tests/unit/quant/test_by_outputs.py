@@ -1,13 +1,17 @@
 """Scales by what a matrix gives: the search is its definition, and loses less than one that looks at columns alone."""
 
+import tracemalloc
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pipeline.calibration import LinearStatistics
 from pipeline.errors import ConfigError, ValueRangeError
-from plugins.quant import by_outputs
+from pipeline.ops import Kernel
+from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.quantize_by_outputs import search
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.by_outputs import ByOutputs, Clip
 from plugins.quant.imatrix import Imatrix, Weighted
@@ -61,7 +65,7 @@ def test_every_scale_is_the_one_that_loses_least_beside_what_the_others_lose(zer
         blocks = row.reshape(4, 48)
         scales, values = zip(*(rounded(b, 1) for b in blocks), strict=True)
         scales, values = list(scales), list(values)
-        for b in [*range(4)] * by_outputs.PASSES:
+        for b in [*range(4)] * search.PASSES:
             tried = []
             for factor in (1, *GRID):
                 scale, value = rounded(blocks[b], factor)
@@ -79,7 +83,7 @@ def test_experts_take_their_own_products_and_rows_come_in_tiles(monkeypatch):
     alone = CLIP.calibrated(method).encode(w[1], statistics=statistics(inputs(192, seed=4)))
     assert whole.codes[1].tobytes() == alone.codes.tobytes()
     assert whole.zeros[1].tobytes() == alone.zeros.tobytes()
-    monkeypatch.setattr(by_outputs, "TILE", 7 * 192)
+    monkeypatch.setattr(search, "TILE", 7 * 192)
     assert same(CLIP.calibrated(method).encode(w, statistics=both), whole)
 
 
@@ -103,6 +107,32 @@ def test_what_has_no_blocks_in_a_row_is_searched_as_by_imatrix():
     assert type(CLIP.calibrated(Structs("q4_k"))) is WeightedStructs
     with pytest.raises(ConfigError, match=r"^calibrate=awq searches for scales, as search=mse does: .* a whole matrix"):
         CLIP.calibrated(replace(tiles, block_elems=0, block_rows=0))
+
+
+def test_the_kernel_that_is_named_does_it():
+    """And plans are told so."""
+    method, w, stats = Blockwise(**SCHEMES["nvfp4"]), matrix(), statistics(inputs(192))
+    named = Clip(GRID, kernel=Kernel("quantize_by_outputs", ("reference",))).calibrated(method)
+    assert [call.kernel for call in named.calls("w", TensorSpec(w.shape, "BF16"))] == [named.kernel]
+    assert same(named.encode(w[:2], statistics=stats), CLIP.calibrated(method).encode(w[:2], statistics=stats))
+
+
+@pytest.mark.parametrize(("rows", "n", "size"), [(1500, 512, 32), (300, 768, 0), (4200, 256, 16)])
+def test_memory_is_what_is_said(rows, n, size):
+    """Of either backend, of one tile and of two."""
+    method = Blockwise("uint4", size, "f16", zero_point="int", scale_rule="minmax")
+    w, h = matrix(rows, n).astype(ml_dtypes.bfloat16), np.eye(n, dtype=np.float32)
+    one = LinearStatistics(np.asarray(9), np.ones(n), np.ones(n), lambda: h.copy())
+    for backends in (("numpy",), ("native", "numpy")):
+        searching = Clip(GRID, kernel=Kernel("quantize_by_outputs", backends)).calibrated(method)
+        searching.encode(w[:1], statistics=one)  # imports
+        tracemalloc.start()
+        try:
+            q = searching.encode(w, statistics=one)
+            taken = tracemalloc.get_traced_memory()[1] - q.nbytes
+        finally:
+            tracemalloc.stop()
+        assert 0.4 < taken / searching.scratch(w.shape) < 1
 
 
 def test_what_is_not_finite_is_refused():

@@ -1,5 +1,5 @@
-// quantize of every block format, and columns that make good what earlier ones lost, for ctypes: the plain door of
-// quantize_block.h and gptq_columns.h.
+// quantize of every block format, columns that make good what earlier ones lost, and what blocks lose under scales that
+// are tried, for ctypes: the plain door of quantize_block.h, gptq_columns.h and block_errors_strip.h.
 #include "quantize.h"
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "block_errors.h"
 #include "floats.h"
 #include "gptq.h"
 #include "targets.h"
@@ -70,6 +71,17 @@ WM_API void wm_columns(int isa, const QuantizeCall* q, const ColumnsCall* c) {
   {                                                                         \
     const auto tile = std::make_unique<isa::Tile>();                        \
     return isa::columns(*q, *c, factors.get(), errors.get(), *tile);        \
+  }
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
+}
+
+// Rounds the blocks of `c` as `q` says, of whose arrays only the tables of the element are read.
+WM_API void wm_block_errors(int isa, const QuantizeCall* q, const BlockErrorsCall* c) {
+#define WM_RUN(isa)                                    \
+  {                                                    \
+    const auto strip = std::make_unique<isa::Strip>(); \
+    return isa::block_errors(*q, *c, *strip);          \
   }
   WM_BY_ISA(isa, WM_RUN)
 #undef WM_RUN
