@@ -21,9 +21,8 @@ def write_config(path: Path, tree: Mapping[str, Any]) -> None:
     """The whole config as it was resolved, but for what came from the environment."""
     import yaml
 
-    dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper  # the same text in a quarter of the time
     try:
-        path.write_text(yaml.dump(dict(tree), Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
 

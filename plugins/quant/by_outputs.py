@@ -50,13 +50,13 @@ class ByOutputs(Weighted):
         # What is not finite is refused there.
         if statistics is None or statistics.hessian is None or not np.isfinite(x).all():
             return super().encode(x, statistics=statistics, measure=measure, observed=observed, **more)
-        q = empty(x.shape, self.scheme)
+        q, options = empty(x.shape, self.scheme), {**self._options, "nonfinite": "error"}  # of which there is nothing
         for lead in np.ndindex(*x.shape[:-2]):
             second = matrix_scale(x, lead, self.scheme, observed)
             if q.second is not None:
                 q.second[lead] = second
             hessian = np.asarray(statistics.hessian(*lead), np.float32)
-            part = self.kernel(np.asarray(x[lead], np.float32), hessian, self.scheme, second=second, **self._options)
+            part = self.kernel(np.asarray(x[lead], np.float32), hessian, self.scheme, second=second, **options)
             q.codes[lead], q.scales[lead] = part.codes, part.scales
             if q.zeros is not None:
                 q.zeros[lead] = part.zeros
@@ -95,7 +95,7 @@ class Clip(Imatrix):
         if isinstance(weighted, WeightedStructs):
             return weighted
         s = method.scheme
-        if s.block_rows != 1 or s.second not in (None, "f32", "inverse_f32") or method.zero == "minus":
+        if s.block_rows != 1 or s.second not in (None, "f32", "inverse_f32") or method.recipe.zero == "minus":
             return weighted
         found = searching(method, self.grid, self.steps)
         return ByOutputs(**{f.name: getattr(found, f.name) for f in fields(Blockwise)}, kernel=self.kernel)

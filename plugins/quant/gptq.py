@@ -115,7 +115,8 @@ class Gptq:
         s = method.scheme
         if s.block_rows != 1 or s.second not in (None, "f32", "inverse_f32"):
             raise ConfigError("calibrate=gptq: is for blocks in one row, with one more scale a matrix at most")
-        if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
+        recipe = method.recipe  # with what `like` says
+        if recipe.stochastic or recipe.nonfinite != "error" or recipe.zero == "minus":
             raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
         if self.grid and method.like is None:
             method = searching(method, self.grid, self.steps)

@@ -267,9 +267,16 @@ def rope(rng: np.random.Generator) -> Case:
     return Case(x.dtype.name, (x, at, (500.0 ** -rng.random(half)).astype(np.float32)), options)
 
 
+def rms_norm(rng: np.random.Generator) -> Case:
+    rows, n = int(rng.integers(0, 70)), int(rng.integers(1, 700))
+    x, weight = (rng.standard_normal(shape).astype(FLOATS[rng.integers(3)]) for shape in ((rows, n), n))
+    options = {"eps": float(rng.choice([0.0, 1e-5, 1.0])), "plus_one": bool(rng.integers(2))}
+    return Case(f"{x.dtype.name} times {weight.dtype.name}", (x, weight), options)
+
+
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
-    "attention": attention, "rope": rope, "gptq": gptq,
+    "attention": attention, "rope": rope, "rms_norm": rms_norm, "gptq": gptq,
     "quantize_by_outputs": quantize_by_outputs,
 }  # fmt: skip
 CODECS = ("quantize", "dequantize", "cast", "gptq", "quantize_by_outputs")

@@ -205,7 +205,7 @@ class _Source:
 def _source(path: Path) -> _Source:
     """Read once: a plan asks eleven times for most of them."""
     found = path.stat()
-    return _read(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    return _read(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 @lru_cache(1024)

@@ -14,6 +14,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.quantize_by_outputs import search
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.by_outputs import ByOutputs, Clip
+from plugins.quant.gptq import Gptq
 from plugins.quant.imatrix import Imatrix, Weighted
 from plugins.quant.structs import Structs, WeightedStructs
 from tests.unit.quant.test_calibrated import GRID, SCHEMES, inputs, matrix, statistics
@@ -41,6 +42,25 @@ def test_less_is_lost_of_the_outputs_than_by_columns_alone(name):
         return float(np.square((w - method.decode(q, "F32")) @ x.T).sum())
 
     assert lost(CLIP) < 0.995 * lost(Imatrix(GRID))
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4"])
+def test_what_is_finite_is_rounded_whatever_is_done_with_what_is_not(name):
+    method, w, stats = Blockwise(**SCHEMES[name]), matrix(16), statistics(inputs(192))
+    poisons = replace(method, nonfinite="poison")
+    assert same(
+        CLIP.calibrated(poisons).encode(w, statistics=stats), CLIP.calibrated(method).encode(w, statistics=stats)
+    )
+
+
+def test_where_zeros_have_a_sign_columns_are_weighed():
+    """As ModelOpt has them in MXFP4; gptq says so before anything is read."""
+    method, w, stats = replace(Blockwise(**SCHEMES["mxfp4"]), like="modelopt"), matrix(16), statistics(inputs(192))
+    found = CLIP.calibrated(method)
+    assert not isinstance(found, ByOutputs)
+    assert same(found.encode(w, statistics=stats), Imatrix(GRID).calibrated(method).encode(w, statistics=stats))
+    with pytest.raises(ConfigError, match="rounds finite values to the nearest"):
+        Gptq().calibrated(method)
 
 
 @pytest.mark.parametrize("zero", [None, "int"])

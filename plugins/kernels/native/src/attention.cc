@@ -27,6 +27,7 @@ constexpr int64_t part_of(int64_t key_heads, bool few, int64_t slots) {
   return std::clamp<int64_t>((slots + 511) / 512 * 64, 128, 1024);
 }
 
+constexpr int64_t MANY_TASKS = 64;  // blocks of rows of a key head: then threads have enough to share
 constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
 constexpr int64_t USUAL_FLOATS = 20 << 10;   // of scratch: a step with heads of 128
 constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
@@ -79,7 +80,7 @@ void run(ffi::ThreadPool& pool, const Call& c, bool few, int64_t most_rows, int6
       parts = std::max(parts, (sees + block.part - 1) / block.part);
       blocks.push_back(std::move(block));
     }
-  const bool whole = blocks.size() * size_t(c.key_heads) > 64 && !few;  // enough to share out as it is
+  const bool whole = int64_t(blocks.size()) * c.key_heads > MANY_TASKS && !few;  // enough to share out as it is
   if (whole) parts = 1;
   const int64_t worth = slots * c.key_heads * (c.dims + c.value_dims) / WORTH_PRODUCTS;
   const int64_t threads = std::clamp<int64_t>(worth, 1, pool.num_threads());
@@ -110,11 +111,11 @@ void run(ffi::ThreadPool& pool, const Call& c, bool few, int64_t most_rows, int6
     if (whole) finish(c, block.batch, now.head, block.first, block.rows, found, 1);
   });
   if (whole) return;
-  for (int64_t task = 0; task < tasks; ++task) {
+  parallel(pool, tasks > MANY_TASKS ? threads : 1, tasks, [&](int64_t task) {
     const Block& block = blocks[size_t(task / c.key_heads)];
     finish(c, block.batch, task % c.key_heads, block.first, block.rows, results.data + task * parts * found_floats,
            parts);
-  }
+  });
 }
 
 const float* floats(const ffi::Buffer<ffi::F32>& b) { return b.element_count() ? b.typed_data() : nullptr; }

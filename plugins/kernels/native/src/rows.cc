@@ -62,7 +62,8 @@ ffi::Error rms_norm(ffi::ThreadPool pool, int64_t isa, float eps, int64_t plus_o
       (!half_weight && weight.element_type() != ffi::F32))
     return ffi::Error::InvalidArgument("x, weight and the result are float32 or bfloat16");
   if (all == 0) return ffi::Error::Success();
-  if (n == 0 || x.dimensions().back() != n) return ffi::Error::InvalidArgument("the weight is for rows of another length");
+  if (n == 0 || x.dimensions().size() == 0 || x.dimensions().back() != n)
+    return ffi::Error::InvalidArgument("the weight is for rows of another length");
   const int64_t rows = std::max<int64_t>(1, PIECE / n);
 #define WM_RUN(space)                                                                                                   \
   {                                                                                                                     \
