@@ -25,6 +25,7 @@ from pipeline.planning.wiring import Node, chunk_key, timed
 from pipeline.records.system import monitored
 from pipeline.running import gang, member, peak, text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
+from pipeline.running.lane import lane
 from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
@@ -101,10 +102,10 @@ def build_tasks(sweep: Sweep, tries: Mapping[int, Try], models: ModelSlot | None
         done = tries[nodes[node][0]].there[node.name]
         graph.add(nodes[node], Task(sweep.names[node], give, (done,), handle=True, label=node.name))
     at_once = {n: u for n, u in nodes.items() if n not in there and (n.work is not None or not _in_graph(n))}
-    behind = _lane(sweep, [n for n in nodes if n not in there])
+    behind = lane(sweep, [n for n in nodes if n not in there], tries)
     for node, users in at_once.items():
-        lane = behind.get(node, ())
-        graph.add(users, *_handles(sweep, node, users[0], models, lane, fresh=tries[users[0]].fresh))
+        after = behind.get(node, ())
+        graph.add(users, *_handles(sweep, node, users[0], models, after, fresh=tries[users[0]].fresh))
     chunks = _add_chunks(graph, sweep, tries)
     for node, users in at_once.items():
         if node.work is not None:
@@ -128,18 +129,6 @@ def _keys(job: int) -> str:
 
 def _in_graph(node: Node) -> bool:
     return node.computes or node.planned_again
-
-
-def _lane(sweep: Sweep, nodes: Iterable[Node]) -> dict[Node, tuple[str, ...]]:
-    """Node that computes → the task that it comes after: they run one after another, in order, because there is one
-    device, and one model fits."""
-    found: dict[Node, tuple[str, ...]] = {}
-    last: tuple[str, ...] = ()
-    for node in nodes:
-        if node.computes:
-            found[node] = last
-            last = (sweep.names[node] if node.work is None else f"{sweep.names[node]}:work",)
-    return found
 
 
 def _handles(
