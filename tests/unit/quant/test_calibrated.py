@@ -168,6 +168,17 @@ def test_what_cannot_be_is_said():
         )
 
 
+def taken(method, w, one):
+    """Bytes that encoding takes at its peak, the result aside."""
+    method.encode(w[:1], statistics=one)  # imports
+    tracemalloc.start()
+    try:
+        q = method.encode(w, statistics=one)
+        return tracemalloc.get_traced_memory()[1] - q.nbytes
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("rows", "n", "size"), [(1500, 512, 32), (3000, 128, 128), (300, 768, 0), (4000, 256, 16)], ids=str
 )
@@ -179,14 +190,7 @@ def test_memory_is_what_is_said(rows, n, size, act_order):
     one = LinearStatistics(np.asarray(9), np.ones(n), np.ones(n), lambda: h.copy())
     for backends in (("numpy",), ("native", "numpy")):
         corrected = Gptq(grid=GRID, act_order=act_order, kernel=Kernel("gptq", backends)).calibrated(method)
-        corrected.encode(w[:1], statistics=one)  # imports
-        tracemalloc.start()
-        try:
-            q = corrected.encode(w, statistics=one)
-            taken = tracemalloc.get_traced_memory()[1] - q.nbytes
-        finally:
-            tracemalloc.stop()
-        assert 0.2 < taken / corrected.scratch(w.shape) < 1.05
+        assert 0.2 < taken(corrected, w, one) / corrected.scratch(w.shape) < 1.05
 
 
 def test_inputs_that_are_no_numbers_are_refused():
