@@ -25,14 +25,18 @@ def inputs() -> dict[str, Any]:
     patterns = np.arange(1 << 16, dtype=np.uint16)
     finite = patterns[(patterns & 0x7FFF) < 0x7F80]
     near = (rng.standard_normal((3, 3, 65, 128)) * 0.1).astype(np.float32)
+    mixed = rng.permutation(finite)[: 70 * 96].view(BF16).reshape(70, 96)
+    every = np.resize(finite, (len(finite) // 32 + 1) * 32).view(BF16).reshape(-1, 32)
     wild = rng.integers(0, 1 << 32, (50, 64), dtype=np.uint32).view(np.float32)
     return {
-        "every bfloat16": np.resize(finite, (len(finite) // 32 + 1) * 32).view(BF16).reshape(-1, 32),
-        "mixed": rng.permutation(finite)[: 70 * 96].view(BF16).reshape(70, 96),
+        "every bfloat16": every,
+        "every bfloat16, transposed": np.asfortranarray(every[:-1].reshape(-1, 64)),
+        "mixed": mixed,
+        "mixed, transposed": np.asfortranarray(mixed.reshape(105, 64)),
         "float32": near,
         "float16": near.astype(np.float16),
         "transposed": np.ascontiguousarray(near.swapaxes(-1, -2)).swapaxes(-1, -2),
-        "transposed bfloat16": np.ascontiguousarray(near.astype(BF16).swapaxes(-1, -2)).swapaxes(-1, -2),
+        "bfloat16, transposed": (rng.standard_normal((2, 192, 101)) * 0.1).astype(BF16).swapaxes(-1, -2),
         "every other row": near[:, :, ::2],
         "a row": near[0, 0, 0],
         "any float32": np.where(np.isfinite(wild), wild, np.float32(1)),
@@ -47,7 +51,7 @@ def test_codes_and_scales_are_those_of_numpy(isa: str, name: str) -> None:
     x = inputs()[name]
     rules, ties = ("floor", "ceil", "even", "rceil"), ("even", "zero", "away")
     for rule, tie, zero, tiny, block in itertools.product(
-        rules, ties, ("signed", "positive"), ("spec", "torchao"), (32, 16)
+        rules, ties, ("signed", "positive"), ("spec", "torchao"), (32, 64 if ", transposed" in name else 16)
     ):
         options: dict[str, Any] = {"scale_rule": rule, "ties": tie, "zero": zero, "tiny": tiny, "overflow": "inf"}
         scheme = replace(MXFP4, block_elems=block)

@@ -8,9 +8,11 @@
 #include "codes.h"
 #include "extremes.h"
 #include "block_scales.h"
+#include "error_sums.h"
+#include "turn.h"
+#include "quantize_patterns.h"
 #include "quantize_strip.h"
 #include "quantize_search.h"
-#include "turn.h"
 
 // One call: the matrix, region by region.
 template <typename T>
@@ -211,13 +213,30 @@ struct Coder {
     return WM_DONE;
   }
 
-  WmFound all() {
-    for (int64_t r = 0; r < q.rows; r += region.rows)
-      for (int64_t c = 0; c < q.n; c += region.cols)
-        if (const WmFound found = one(r, r + region.rows < q.rows ? r + region.rows : q.rows, c,
-                                      c + region.cols < q.n ? c + region.cols : q.n))
+  // Rows [r0, r1), region by region of columns [c0, c1).
+  WmFound some(int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+    for (int64_t r = r0; r < r1; r += region.rows)
+      for (int64_t c = c0; c < c1; c += region.cols)
+        if (const WmFound found = one(r, r + region.rows < r1 ? r + region.rows : r1, c,
+                                      c + region.cols < c1 ? c + region.cols : c1))
           return found;
     return WM_DONE;
+  }
+
+  WmFound all() {
+    int64_t r = 0;
+    if (upright(q, at(0, 0))) {
+      // From where a cache line begins; all columns' do there, or each somewhere else.
+      const int64_t before = -(reinterpret_cast<intptr_t>(q.x) / int64_t(sizeof(T))) & 31;
+      if (const WmFound found = some(0, before, 0, q.n)) return found;
+      for (r = before; r + UPRIGHT <= q.rows; r += UPRIGHT)
+        for (int64_t c = 0; c < q.n; c += q.block_elems) {
+          if (code_upright(q, b, at(r, c), r, c, sums)) continue;
+          const int64_t end = c + q.block_elems < q.n ? c + q.block_elems : q.n;
+          if (const WmFound found = some(r, r + UPRIGHT, c, end)) return found;
+        }
+    }
+    return some(r, q.rows, 0, q.n);
   }
 };
 

@@ -1,7 +1,7 @@
 // Codes and sums of errors of a strip, a part of a row. It becomes float32 once and everything happens on it in L1
 // cache, in short passes that know nothing of each other: a format is a choice of passes and of numbers, not code of its
-// own. Of the storage type only the widening knows. Included once for each instruction set, after codes.h, extremes.h
-// and block_scales.h.
+// own. Of the storage type only the widening knows. Included once for each instruction set, after codes.h, extremes.h,
+// block_scales.h and quantize_patterns.h.
 
 struct alignas(64) Strip {
   float v[STRIP + SLACK], y[STRIP + SLACK];
@@ -9,10 +9,6 @@ struct alignas(64) Strip {
   float divisor[STRIP + SLACK], total[STRIP + SLACK], point[STRIP + SLACK], minimum[STRIP + SLACK],
       stored_minimum[STRIP + SLACK];
   uint8_t code[STRIP + SLACK];
-};
-
-struct Sums {
-  double count = 0, largest = 0, error = 0, signal = 0;
 };
 
 template <typename T>
@@ -29,10 +25,6 @@ static void spread(const float* shared, int64_t width, int64_t first, int64_t co
     for (int64_t k = i; k < end; k += LANES) store(out + k, v);  // the next block goes over what is too much
   }
 }
-
-struct Lanes {
-  VF error, signal, largest;
-};
 
 // What blocks share, for a register of their values: of blocks of 2^shift values, and of any that were spread.
 struct OfBlock {
@@ -123,25 +115,7 @@ static void code_any(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t f
   with(q, b, s, first, count, lanes, y);
 }
 
-// Squares are summed in float32 over a strip, and strips in float64. False where that will not do: values near the ends
-// of float32's range, or nothing but zeros.
-static bool add_up(const Lanes& lanes, Sums& sums) {
-  double signal = 0, error = 0;
-  float worst = 0;
-  for (int l = 0; l < LANES; ++l) {
-    signal += lanes.signal[l];
-    error += lanes.error[l];
-    worst = lanes.largest[l] > worst ? lanes.largest[l] : worst;
-  }
-  if (!(signal > 0x1p-80 && signal < 0x1p90 && error < 0x1p90 && (worst == 0 ? error == 0 : worst > 0x1p-40f)))
-    return false;
-  sums.error += error;
-  sums.signal += signal;
-  if (worst > sums.largest) sums.largest = worst;
-  return true;
-}
-
-// The same, all in float64; NaN stays.
+// Sums of errors of a strip, all in float64; NaN stays.
 static void add_up_carefully(const Strip& s, int64_t count, Sums& sums) {
   for (int64_t i = 0; i < count; ++i) {
     const double e = std::fabs(double(s.v[i] - s.y[i])), v = s.v[i];
@@ -149,43 +123,6 @@ static void add_up_carefully(const Strip& s, int64_t count, Sums& sums) {
     sums.signal += v * v;
     if (e > sums.largest || e != e) sums.largest = e;
   }
-}
-
-// Bfloat16 to E2M1 under powers of two: patterns are ordered like magnitudes, dividing subtracts from the exponent, and a
-// code is the number of boundaries that are passed. Half the registers of float32, for what is converted most. False
-// where this does not hold: other types and rules, and scales so small that patterns are not linear under them.
-template <typename T>
-static bool code_by_patterns(const QuantizeCall&, const Blocks&, const T*, int64_t, int64_t, uint8_t*) {
-  return false;
-}
-static bool code_by_patterns(const QuantizeCall& q, const Blocks& b, const Bf16* x, int64_t first, int64_t count,
-                             uint8_t* out) {
-  const bool e2m1 = q.family == WM_FLOAT && q.bits == 4 && q.scale == WM_SCALE_E8M0;
-  if (!e2m1 || q.ties > WM_TIES_AWAY || q.sign == WM_MINUS || b.poisoned) return false;
-  if (q.block_elems % 32 != 0 || first % 32 != 0 || count % 32 != 0) return false;
-  typedef Register<int16_t, WIDTH> R;
-  constexpr int N = WIDTH / 2;
-  constexpr int16_t BOUNDARIES[] = {0x3E80, 0x3F40, 0x3FA0, 0x3FE0, 0x4020, 0x4060, 0x40A0};  // 1/4 3/4 5/4 7/4 5/2 7/2 5
-  R::V past[7];  // what is larger has passed
-  for (int k = 0; k < 7; ++k)
-    past[k] = int16_t(BOUNDARIES[k] - (q.ties == WM_TIES_AWAY || (q.ties == WM_TIES_EVEN && k % 2 == 1))) - R::V{};
-  for (int64_t i = 0; i < count; i += 32) {
-    const int byte = b.scale[(first + i) / q.block_elems];
-    if (byte < 3) return false;
-    const int16_t down = int16_t((byte - 127) * 128);
-    alignas(64) int16_t codes[32];
-    for (int k = 0; k < 32; k += N) {
-      const R::V p = *reinterpret_cast<const R::InMemory*>(x + i + k), m = (p & 0x7FFF) - down;
-      R::V c{};
-      for (int t = 0; t < 7; ++t) c -= m > past[t];
-      R::V sign = (p >> 12) & 8;
-      if (q.sign == WM_POSITIVE) sign &= c != 0;
-      *reinterpret_cast<R::InMemory*>(codes + k) = c | sign;
-    }
-    const InMemory32* pair = reinterpret_cast<const InMemory32*>(codes);
-    for (int k = 0; k < 16; ++k) out[i / 2 + k] = uint8_t(pair[k] | (pair[k] >> 12));
-  }
-  return true;
 }
 
 // Has for each of a strip's values what its block has, where `code_any` needs that.
@@ -206,14 +143,18 @@ template <typename T>
 static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, int64_t first, int64_t count,
                   bool same, uint8_t* out, Sums* sums) {
   const int64_t width = q.block_elems;
-  if (sums == nullptr && code_by_patterns(q, b, x, first, count, out)) return;
+  Lanes lanes{};
+  if (code_by_patterns(q, b, x, first, count, out, sums != nullptr ? &lanes : nullptr) &&
+      (sums == nullptr || add_up(lanes, *sums))) {
+    if (sums != nullptr) sums->count += double(count);
+    return;
+  }
   widen(x, count, s.v);
   if (!same) spread_all(q, b, s, first, count);
   int64_t without = 0;  // values of poisoned blocks: codes 0, and nothing is lost
   const auto poisoned = [&](int64_t i) { return b.scale[(first + i) / width] == nan_of(q.scale); };
   for (int64_t i = 0; b.poisoned && i < count; ++i)
     if (poisoned(i)) s.v[i] = 0, ++without;
-  Lanes lanes{};
   code_any(q, b, s, first, count, sums != nullptr ? &lanes : nullptr, nullptr);
   if (sums != nullptr) {
     sums->count += double(count - without);
