@@ -23,7 +23,10 @@ from pipeline.tensors.store import Index, normalize
 STAGING_NBYTES = 4 << 20  # what a sieving read holds besides its result
 SIEVE_RUN_NBYTES = 16 << 10  # from here on a run is worth its own system call
 SIEVE_STRIDE_NBYTES = 64 << 10  # gaps up to this cost less to read than to skip: 6 µs cached, one request on a disk
-CALL_NBYTES = 1 << 30  # Linux moves at most 2^31 - 4096 bytes a call (read(2), NOTES)
+READ_NBYTES = 1 << 30  # Linux moves at most 2^31 - 4096 bytes a call (read(2), NOTES)
+# Of calls that write more the page cache takes huge pages, which a virtual machine gives back to its host while they are
+# free, and has to have again first: 8 MiB a call took 5 to 8 times as long there. Others may write in between, too.
+WRITE_NBYTES = 1 << 20
 
 Level = tuple[int, int]
 """(count, stride in bytes) of one loop around the contiguous runs of a box."""
@@ -131,7 +134,7 @@ def read_bytes(fd: int, at: int, into: memoryview, where: str) -> None:
     done, total = 0, len(into)
     while done < total:
         try:
-            got = os.preadv(fd, [into[done : done + CALL_NBYTES]], at + done)
+            got = os.preadv(fd, [into[done : done + READ_NBYTES]], at + done)
         except OSError as e:
             raise SourceError(f"{where}: reading {total} bytes at byte {at}: {e.strerror}") from e
         if got == 0:
@@ -148,7 +151,7 @@ def write_bytes(fd: int, at: int, data: memoryview, where: str) -> None:
     done, total = 0, len(data)
     while done < total:
         try:
-            done += os.pwrite(fd, data[done : done + CALL_NBYTES], at + done)
+            done += os.pwrite(fd, data[done : done + WRITE_NBYTES], at + done)
         except OSError as e:
             raise storage_error(f"{where}: writing {total} bytes at byte {at}", e, Path(f"/proc/self/fd/{fd}")) from e
 
