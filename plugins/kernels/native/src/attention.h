@@ -1,10 +1,10 @@
 // Attention of a block of query rows over slots of a KV cache, read as it is stored. Included once for each instruction
 // set, after floats.h, weights.h and decode.h.
 //
-// Rows are the queries of all heads that share a key head. A tile of slots is decoded once, keys transposed, and meets
-// all rows: both products are then one outer product (`multiply`), whose sums stay in registers. The softmax is the
-// running one (Milakov and Gimelshein, arXiv 1805.02867): slots may come in parts, whose results are put together by
-// their maxima and sums (`finish`). What a row does not see is never read where no row of the block sees it.
+// Rows are the queries of all heads that share a key head. The softmax is the running one (Milakov and Gimelshein, arXiv
+// 1805.02867): slots may come in parts, whose results are put together by their maxima and sums (`finish`). What a row
+// does not see is never read where no row of the block sees it. A step of decoding has few rows (attention_few.h), a
+// prompt many (attention_many.h).
 
 #include "decode.h"
 
@@ -44,6 +44,10 @@ WM_INLINE Floats larger(Floats a, Floats b) {
 }
 #endif
 
+#if WM_SIMD == 512
+WM_INLINE float largest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
+WM_INLINE float total(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
+#else
 WM_INLINE float largest(Floats v) {
   float all[LANES];
   store(all, v);
@@ -58,6 +62,7 @@ WM_INLINE float total(Floats v) {
     for (int l = 0; l < n; ++l) all[l] += all[l + n];
   return all[0];
 }
+#endif
 
 // e^x of x in [-87, 88], to about an ulp; less counts as -87. Cephes' expf: x = n ln 2 + r, a polynomial of r.
 WM_INLINE Floats exponential(Floats x) {
@@ -109,6 +114,7 @@ struct Call {
   float* out;            // [batch, queries, heads, value_dims]
   float *top, *whole;    // [batch, queries, heads]: the largest logit, and Σ e^(logit - largest); sinks are logits too
 
+  bool plain() const { return softcap == 0 && k_scales == nullptr && v_scales == nullptr && segment == nullptr; }
   int64_t group() const { return heads / key_heads; }
   int64_t wide_dims() const { return (dims + LANES - 1) / LANES * LANES; }
   int64_t wide_values() const { return (value_dims + WIDE - 1) / WIDE * WIDE; }
@@ -118,10 +124,6 @@ struct Call {
 // What rows have found in some slots: sums weighted by e^(logit - largest), [rows][wide_values]; the sum of weights; the
 // largest logit. In that order in `found`, rows apart by `most_rows`.
 static inline int64_t found_floats(const Call& c) { return c.most_rows() * (c.wide_values() + 2); }
-// Floats that `attend` works in, for so many heads at once.
-static inline int64_t scratch_floats(const Call& c, int64_t heads) {
-  return c.most_rows() * (heads * c.wide_dims() + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 5 * SLOTS;
-}
 
 // y [M, WIDE] = y · kept + a [M, depth] · b [depth, WIDE]. TURNED: a is [depth, M].
 template <int M, bool TURNED>
@@ -210,11 +212,12 @@ WM_INLINE void transpose(Floats v[LANES]) {
 }
 #endif
 
-// A tile of slots of one key head: keys [dims][SLOTS], values [SLOTS][wide_values], positions, segments and scales; -1
-// where there are fewer slots.
+// What slots of a tile of one key head are: positions, the first and the last of them, segments and scales; -1 where there
+// are fewer slots.
 struct Tile {
-  float *keys, *values, *k_scales, *v_scales;
-  int32_t *slot, *segment;
+  alignas(64) int32_t slot[SLOTS], segment[SLOTS];
+  alignas(64) float k_scales[SLOTS], v_scales[SLOTS];
+  int32_t first, last;
 };
 
 // Slots that a thread goes through for some key heads; `index` says which.
@@ -266,6 +269,9 @@ struct Sight {
             c.segment ? c.segment[b * c.queries + query] : 0};
   }
 
+  // Whether it sees all slots of positions in a range, where there are no segments; -1 is none.
+  WM_METHOD bool all(int32_t least, int32_t most) const { return least >= 0 && least >= first && most <= last; }
+
   // All bits of the lanes whose slots it does not see. No comparison: see decode.h.
   WM_METHOD Ints hidden(const int32_t* slots, const int32_t* segments) const {
     Ints slot, apart = {};
@@ -288,142 +294,38 @@ WM_INLINE Floats without(Floats x, Ints hidden, int32_t instead) {
 }
 
 // Which slots a tile has, of `wide` that are room for them.
-static void describe(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
+static void describe(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile& t) {
   const int64_t first = b * c.slots;
+  t.first = INT32_MAX, t.last = -1;
   const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
   for (int64_t i = 0; i < wide; ++i) {
-    t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
+    const int32_t slot = t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
+    t.first = slot < t.first ? slot : t.first, t.last = slot > t.last ? slot : t.last;
     if (c.segment) t.segment[i] = i < count ? c.segment[first + index[i]] : 0;
     if (c.k_scales) t.k_scales[i] = i < count ? c.k_scales[at(i)] : 0.0f;
     if (c.v_scales) t.v_scales[i] = i < count ? c.v_scales[at(i)] : 0.0f;
   }
 }
 
-// Of filling a tile.
-static inline int64_t fill_steps(const Call& c, int64_t count, int64_t wide) {
-  return wide * ((c.dims + LANES - 1) / LANES) + 4 * count;
-}
-
-// The tile's `wide` slots, of which `count` are there.
-template <WmElement E>
-static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t,
-                 Coming& coming) {
-  constexpr int64_t BITS = decoding::bits(E);
-  const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
-  const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
-  for (int64_t i = 0; i < wide; i += LANES)
-    for (int64_t d = 0; d < c.dims; d += LANES) {
-      Floats square[LANES];
-      for (int l = 0; l < LANES; ++l)
-        square[l] = i + l < count ? decoding::some<E>(c.k + at(i + l) * k_row + d * BITS / 8, c.dims - d) : Floats{};
-      transpose(square);
-      for (int l = 0; l < LANES; ++l) store(t.keys + (d + l) * SLOTS + i, square[l]);  // LANES past the end are there
-      coming.take(LANES);
-    }
-  for (int64_t i = 0; i < count; ++i, coming.take(4))
-    for (int64_t d = 0; d < c.wide_values(); d += LANES)
-      store(t.values + i * c.wide_values() + d,
-            d < c.value_dims ? decoding::some<E>(c.v + at(i) * v_row + d * BITS / 8, c.value_dims - d) : Floats{});
-}
-
-static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t,
-                     Coming& coming) {
-  switch (c.element) {
-    case WM_F32: return fill<WM_F32>(c, b, head, index, count, wide, t, coming);
-    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, wide, t, coming);
-    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, wide, t, coming);
-    default: return fill<WM_INT8>(c, b, head, index, count, wide, t, coming);
-  }
-}
-
-// Of one row: logits of a tile of `wide` slots become weights, in place. Returns what the sums so far are to be
-// multiplied with.
-static float weigh(const Call& c, const Tile& t, int64_t wide, Sight sight, float* logits, float* largest_so_far,
-                   float* sum) {
-  const auto hidden = [&](int j) { return sight.hidden(t.slot + j, c.segment ? t.segment + j : nullptr); };
-  Floats top = everywhere(-__builtin_inff());
-  Ints nan = {};  // negative where there is one
-  for (int j = 0; j < wide; j += LANES) {
-    Floats x = load(logits + j) * c.scale;
-    if (c.k_scales) x = x * load(t.k_scales + j);
-    if (c.softcap != 0) x = c.softcap * hyperbolic_tangent(x / c.softcap);
-    x = without(x, hidden(j), -0x00800000);  // -infinity
-    Ints bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    nan |= 0x7F800000 - (bits & 0x7FFFFFFF);
-    store(logits + j, x);
-    top = larger(x, top);
-  }
-  Floats strange;
-  nan = (nan >> 31) & 0x7FC00000;
-  std::memcpy(&strange, &nan, sizeof strange);
-  const float before = *largest_so_far, there = largest(top) + total(strange);
-  const float now = there <= before ? before : there;  // NaN, once it is there
-  if (now == -__builtin_inff()) {  // nothing seen yet
-    for (int j = 0; j < wide; j += LANES) store(logits + j, Floats{});
-    return 1;
-  }
-  Floats weights = {};
-  for (int j = 0; j < wide; j += LANES) {
-    const Floats x = load(logits + j);
-    const Floats w = without(exponential(x - now), hidden(j), 0);
-    weights += w;
-    store(logits + j, c.v_scales ? w * load(t.v_scales + j) : w);
-  }
-  *largest_so_far = now;
-  const float kept = before == -__builtin_inff() ? 0 : exponential(before - now);
-  *sum = *sum * kept + total(weights);
-  return kept;
-}
-
+#include "attention_weigh.h"
 #include "attention_few.h"
+
+#include "attention_many.h"
+
+// Floats that `attend` works in, for so many heads at once.
+static inline int64_t scratch_floats(const Call& c, int64_t heads) {
+  return c.most_rows() <= FEW ? few_floats(c, heads) : many_floats(c) > few_floats(c, 1) ? many_floats(c) : few_floats(c, 1);
+}
 
 // Rows [first, first + rows) of some key heads, over some slots: row r is query r / group of head r % group. What those of
 // a head find lies `apart` behind that of the head before. `next`: what the same thread is likely to do then; `foreseen`:
 // this was that.
 static void attend(const Call& c, int64_t b, const Some& now, const Some& next, bool foreseen, int64_t first,
                    int64_t rows, float* found, int64_t apart, float* scratch) {
-  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows(), stride = c.wide_dims();
-  float *q = scratch, *logits = q + now.heads * rows * stride, *kept = logits + most * SLOTS;
-  Tile t;
-  t.keys = kept + most * LANES;  // kept has a number for each row; rounded up, so that vectors stay apart
-  t.values = t.keys + (c.dims + LANES) * SLOTS;
-  t.k_scales = t.values + SLOTS * wide;
-  t.v_scales = t.k_scales + SLOTS;
-  t.slot = reinterpret_cast<int32_t*>(t.v_scales + SLOTS);
-  t.segment = t.slot + SLOTS;
   if (!foreseen) Coming(c, b, now, 1).take(1);
-  for (int64_t i = 0; i < now.heads * rows; ++i) {
-    const int64_t r = i % rows, query = (first + r) / group, h = (now.head + i / rows) * group + (first + r) % group;
-    float *own = found + i / rows * apart, *sum = own + most * wide, *top = sum + most;
-    std::memcpy(q + i * stride, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
-    std::memset(q + i * stride + c.dims, 0, size_t(stride - c.dims) * 4);
-    std::memset(own + r * wide, 0, size_t(wide) * 4);
-    sum[r] = 0;
-    top[r] = -__builtin_inff();
-  }
-  for (int64_t i = 0; i < now.count; i += SLOTS) {
-    const int64_t left = now.count - i, here = left < SLOTS ? left : SLOTS, columns = (here + WIDE - 1) / WIDE * WIDE;
-    const Some then = left > SLOTS ? Some{now.head, now.heads, now.index + i + SLOTS, left - SLOTS} : next;
-    Coming coming(c, b, then, now.heads * (rows <= FEW ? 2 * here : fill_steps(c, here, columns)));
-    for (int64_t h = 0; h < now.heads; ++h) {
-      const int64_t head = now.head + h;
-      float *own = found + h * apart, *sum = own + most * wide, *top = sum + most, *queries = q + h * rows * stride;
-      describe(c, b, head, now.index + i, here, columns, t);
-      const auto weighed = [&](int64_t r) {
-        return weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
-      };
-      if (rows <= FEW) {
-        const Held held(c, b, head, now.index + i, here);
-        few_any(c.element, rows, c, held, here, queries, stride, logits, kept, own, coming, weighed);
-        continue;
-      }
-      fill_any(c, b, head, now.index + i, here, columns, t, coming);
-      multiply_all(queries, stride, t.keys, SLOTS, rows, c.dims, columns, nullptr, logits, SLOTS);
-      for (int64_t r = 0; r < rows; ++r) kept[r] = weighed(r);
-      multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, own, wide);
-    }
-  }
+  if (rows <= FEW) return attend_few(c, b, now, next, first, rows, found, apart, scratch);
+  for (int64_t h = 0; h < now.heads; ++h)
+    attend_many(c, b, Some{now.head + h, 1, now.index, now.count}, next, first, rows, found + h * apart, scratch);
 }
 
 // The results of rows from what they found in `parts` parts of the slots, in order.

@@ -124,3 +124,38 @@ static void few_any(WmElement e, int64_t rows, Args&&... args) {
     default: return few_of<WM_INT8>(rows, args...);
   }
 }
+
+static inline int64_t few_floats(const Call& c, int64_t heads) {
+  return c.most_rows() * (heads * c.wide_dims() + SLOTS + LANES);
+}
+
+// `attend` for few rows.
+static void attend_few(const Call& c, int64_t b, const Some& now, const Some& next, int64_t first, int64_t rows,
+                       float* found, int64_t apart, float* scratch) {
+  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows(), stride = c.wide_dims();
+  float *q = scratch, *logits = q + now.heads * rows * stride, *kept = logits + most * SLOTS;
+  Tile t;
+  for (int64_t i = 0; i < now.heads * rows; ++i) {
+    const int64_t r = i % rows, query = (first + r) / group, h = (now.head + i / rows) * group + (first + r) % group;
+    float *own = found + i / rows * apart, *sum = own + most * wide, *top = sum + most;
+    std::memcpy(q + i * stride, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
+    std::memset(q + i * stride + c.dims, 0, size_t(stride - c.dims) * 4);
+    std::memset(own + r * wide, 0, size_t(wide) * 4);
+    sum[r] = 0;
+    top[r] = -__builtin_inff();
+  }
+  for (int64_t i = 0; i < now.count; i += SLOTS) {
+    const int64_t left = now.count - i, here = left < SLOTS ? left : SLOTS, columns = (here + LANES - 1) / LANES * LANES;
+    const Some then = left > SLOTS ? Some{now.head, now.heads, now.index + i + SLOTS, left - SLOTS} : next;
+    Coming coming(c, b, then, now.heads * 2 * here);
+    for (int64_t h = 0; h < now.heads; ++h) {
+      const int64_t head = now.head + h;
+      float *own = found + h * apart, *sum = own + most * wide, *top = sum + most;
+      describe(c, b, head, now.index + i, here, columns, t);
+      const Held held(c, b, head, now.index + i, here);
+      few_any(c.element, rows, c, held, here, q + h * rows * stride, stride, logits, kept, own, coming, [&](int64_t r) {
+        return weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
+      });
+    }
+  }
+}
