@@ -52,7 +52,7 @@ struct Coder {
     if (r >= q.rows) return;
     const int64_t first = c + k * PART, end = first + PART < q.n ? first + PART : q.n;
     const int64_t last = (r + rows < q.rows ? r + rows : q.rows) - 1;
-    for (int64_t i = first; i < end; ++i) __builtin_prefetch(at(r, i)), __builtin_prefetch(at(last, i));
+    for (int64_t i = first; i < end; ++i) __builtin_prefetch(at(r, i), 0, 2), __builtin_prefetch(at(last, i), 0, 2);
   }
 
   // Extends the extremes of the blocks of a band, as keys, by columns [first, first + count) of one of its rows.
