@@ -13,19 +13,15 @@ started (`dask.address`) its files are sent. Our own modules win over the user's
 import atexit
 import importlib
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 
-import xxhash
-
-from pipeline.digest import identity
-from pipeline.errors import ConfigError, StageError
+# Every process comes through here first, and one that begins anew (`pipeline.huge_pages`) twice: what receives code
+# imports what that takes.
 
 VARIABLE = "WEIGHTMILL_CONFIG_DIR"
 NAME = "weightmill"  # the package through which our others are found, whatever folder a process starts in
@@ -102,12 +98,18 @@ _received = _Received()
 
 def version(sent: Mapping[str, bytes]) -> str:
     """What tells the code of one folder from that of another."""
+    import xxhash
+
+    from pipeline.digest import identity
+
     return identity({path: xxhash.xxh3_128_hexdigest(content) for path, content in sent.items()})
 
 
 def receivable(code: str) -> None:
     """Raises StageError: tasks that have other code are at work in this process."""
     if _received.tasks and code != _received.code:
+        from pipeline.errors import StageError
+
         raise StageError(
             f"another run, with other code of its own (--config-dir), has {_received.tasks} tasks at work on these "
             "workers, which take the code of one folder at a time; start this run when that one has ended"
@@ -129,6 +131,8 @@ def receive(sent: Mapping[str, bytes]) -> None:
     """
     parts = {path: PurePosixPath(path).parts for path in sent}
     if wrong := [path for path, p in parts.items() if len(p) < 2 or p[0] not in PACKAGES or ".." in p]:
+        from pipeline.errors import ConfigError
+
         allowed = " or ".join(f"{package}/" for package in PACKAGES)
         raise ConfigError(f"code sent to this worker: {wrong}: a path is below {allowed}, without '..'")
     code = version(sent)
@@ -140,6 +144,8 @@ def receive(sent: Mapping[str, bytes]) -> None:
         if (before := folder()) is not None:
             _forget(before)
         if _received.place is not None:
+            import shutil
+
             shutil.rmtree(_received.place, ignore_errors=True)
         os.environ.pop(VARIABLE, None)
         if place is not None:
@@ -149,6 +155,9 @@ def receive(sent: Mapping[str, bytes]) -> None:
 
 def _written(sent: Mapping[str, bytes]) -> Path:
     """A new folder with these files, which goes with this process."""
+    import shutil
+    import tempfile
+
     place = Path(tempfile.mkdtemp(prefix="weightmill-")).absolute()
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     for path, content in sent.items():
@@ -173,6 +182,8 @@ def holding(code: str | None) -> Iterator[None]:
         return
     with _received.lock:
         if code != _received.code:
+            from pipeline.errors import StageError
+
             raise StageError(
                 "another run, with other code of its own (--config-dir), uses these workers, which take the code of "
                 "one folder at a time; start this run again when that one has ended"

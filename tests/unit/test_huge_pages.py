@@ -1,6 +1,7 @@
 """Huge pages for runs: who has them, and that their process has them where the machine does."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -82,3 +83,14 @@ def test_a_program_that_was_started_for_something_else_stays(machine: Path, monk
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "another", "3"])
     monkeypatch.delenv(huge_pages.NAME, raising=False)
     huge_pages.begin_anew(RUN)
+
+
+def test_next_to_nothing_is_imported_before_a_run_begins_anew() -> None:
+    """What is, is imported twice."""
+    code = "import sys, weightmill.__main__, pipeline.huge_pages\n"
+    code += (
+        "print({'dataclasses', 'inspect', 'json', 'hashlib', 'shutil', 'xxhash', 'numpy', 'hydra'} & {*sys.modules})"
+    )
+    root = Path(huge_pages.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
