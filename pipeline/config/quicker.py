@@ -14,7 +14,8 @@ import yaml
 from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf, _utils, base, grammar_parser
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, _utils, base, grammar_parser, nodes
+from omegaconf.errors import OmegaConfBaseException
 
 _CONF = str(Path(__file__).parents[2] / "conf")
 _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
@@ -23,8 +24,11 @@ _made_map = defaults_list._create_interpolation_map
 _made_loader = _utils.get_yaml_loader
 _told_parents = base.Box._re_parent
 _made_load = OmegaConf.load
+_copied_dict, _copied_list = DictConfig.__deepcopy__, ListConfig.__deepcopy__
 _loaded: dict[str | bytes, bytes] = {}
 _MOST = 1000  # files
+_PLAIN = {str, int, float, bool, type(None)}
+_VALUES = {AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode}
 
 
 def register() -> None:
@@ -34,6 +38,7 @@ def register() -> None:
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
         (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
+        (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -99,6 +104,37 @@ def _copied(metadata: Any, memo: dict[int, Any]) -> Any:
     return found
 
 
+def _copy(config: Any, memo: dict[int, Any]) -> Any:
+    """A config and all below it, with the parent that it has: as OmegaConf copies it, which makes each node anew, looks
+    at what it is to hold, and puts that in. Hydra copies whole configs several times in a start."""
+    return _copied_node(config, config.__dict__["_parent"], memo)
+
+
+def _copied_node(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
+    if (before := memo.get(id(node))) is not None:
+        return before
+    kind = type(node)
+    if kind not in _VALUES and kind not in (DictConfig, ListConfig):  # seldom
+        was, node.__dict__["_parent"] = node.__dict__["_parent"], None
+        try:
+            found = deepcopy(node, memo)
+        finally:
+            node.__dict__["_parent"] = was
+        found.__dict__["_parent"] = parent
+        return found
+    found = memo[id(node)] = object.__new__(kind)
+    own = found.__dict__
+    own.update(node.__dict__)
+    own["_metadata"] = _copied(own["_metadata"], memo)
+    own["_parent"], own["_flags_cache"] = parent, None
+    content = own.get("_content")
+    if isinstance(content, dict):
+        own["_content"] = {key: _copied_node(inner, found, memo) for key, inner in content.items()}
+    elif isinstance(content, list):
+        own["_content"] = [_copied_node(inner, found, memo) for inner in content]
+    return found
+
+
 def _load(file: Any) -> Any:
     """What a file of YAML holds. OmegaConf makes each node anew, a third of composing; where a text comes again
     and again, as when a process composes many jobs, its nodes are copied: by pickle, in a tenth of that."""
@@ -110,10 +146,65 @@ def _load(file: Any) -> Any:
     text = file.read()
     if kept := _loaded.get(text):
         return pickle.loads(kept)  # noqa: S301  made below
-    found = _made_load(_named(text, getattr(file, "name", None)))
+    name = getattr(file, "name", None)
+    found = _made_of(yaml.load(_named(text, name), Loader=_loader()))  # noqa: S506  OmegaConf's, a safe one
+    found = _made_load(_named(text, name)) if found is None else found
     if len(_loaded) >= _MOST:
         _loaded.clear()
     _loaded[text] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL) if text in _loaded else b""  # may be all
+    return found
+
+
+def _made_of(value: Any) -> DictConfig | None:
+    """What `OmegaConf.create` makes of a mapping, in a fifth of the time: every node is a copy of one that it made, and
+    what it looks at before is of types that nothing has to be asked about. None: it has others, or something is wrong
+    with it, and OmegaConf is to say what."""
+    try:
+        return _node(value, None, None) if type(value) is dict else None
+    except (_Other, OmegaConfBaseException, RecursionError):
+        return None
+
+
+class _Other(Exception):
+    """A value that is left to OmegaConf."""
+
+
+def _node(value: Any, key: Any, parent: Any) -> Any:
+    """The node that holds `value`, below `parent`.
+
+    Raises:
+        _Other: it holds what YAML files of configs seldom do.
+    """
+    kind = type(value)
+    if kind is str and "${" in value:
+        return AnyNode(value, key, parent)  # which looks whether that can be read
+    if kind in _PLAIN:
+        return _like(_patterns()[AnyNode], key, parent, "_val", value)
+    if kind is dict and all(type(name) is str for name in value):
+        found = _like(_patterns()[dict], key, parent, "_content", {})
+        found.__dict__["_content"].update((name, _node(inner, name, found)) for name, inner in value.items())
+        return found
+    if kind is list:
+        found = _like(_patterns()[list], key, parent, "_content", [])
+        found.__dict__["_content"].extend(_node(inner, i, found) for i, inner in enumerate(value))
+        return found
+    raise _Other
+
+
+@cache
+def _patterns() -> dict[type, Any]:
+    """A node of each kind, as OmegaConf makes it."""
+    return {dict: OmegaConf.create({}), list: OmegaConf.create([]), AnyNode: AnyNode()}
+
+
+def _like(pattern: Any, key: Any, parent: Any, name: str, content: Any) -> Any:
+    """A node like `pattern`, but of that key and content."""
+    found = object.__new__(type(pattern))
+    own = found.__dict__
+    own.update(pattern.__dict__)
+    own["_metadata"] = metadata = _copied(pattern.__dict__["_metadata"], {})
+    metadata.__dict__["key"] = key
+    own["_parent"], own["_flags_cache"], own[name] = parent, None, content
     return found
 
 

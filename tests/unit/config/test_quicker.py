@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf, base
+from omegaconf import DictConfig, ListConfig, OmegaConf, base
 from omegaconf.errors import GrammarParseError
 
 from pipeline.config import quicker
@@ -161,11 +161,41 @@ def test_a_config_is_what_omegaconf_makes_of_it(monkeypatch: pytest.MonkeyPatch,
         if not ours:
             monkeypatch.setattr(base.Box, "_re_parent", quicker._told_parents)
             monkeypatch.delattr(base.Metadata, "__deepcopy__")
+            monkeypatch.setattr(DictConfig, "__deepcopy__", quicker._copied_dict)
+            monkeypatch.setattr(ListConfig, "__deepcopy__", quicker._copied_list)
+            monkeypatch.setattr(OmegaConf, "load", staticmethod(quicker._made_load))
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("config", ["+model=gpt_oss", *more])
-        found.append([described(cfg), described(cfg.copy())])
+            cfg = compose("config", ["+model=gpt_oss", *more], return_hydra_config=True)
+        whole, part = deepcopy([cfg, cfg.hydra.job])  # of which one holds the other
+        assert part is whole.hydra.job
+        found.append(
+            [described(cfg), described(cfg.copy()), described(whole), described(deepcopy(part), part._get_parent())]
+        )
     assert len(found[0][0]) > 300
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [1, .5, [{b: ~}], '???', '${c}', '${x:${c},[d]} e']\nc: true\nd: {}\n'': []", "&x a: &y [1]\nb: *y\nc: *x"],
+)
+def test_nodes_are_what_omegaconf_makes(text: str) -> None:
+    register()
+    value = yaml.load(text, Loader=slow())  # noqa: S506
+    assert described(quicker._made_of(value)) == described(OmegaConf.create(value))
+
+
+@pytest.mark.parametrize("text", ["[1]", "x", "", "a: 2001-01-01", "1: a", "a: {1: b}", "a: !!binary aGk=", "a: '${b'"])
+def test_what_is_seldom_in_yaml_is_left_to_omegaconf(text: str) -> None:
+    register()
+    assert quicker._made_of(yaml.load(text, Loader=yaml.SafeLoader)) is None
+    said = []
+    for load in (quicker._load, quicker._made_load):
+        try:
+            said.append(described(load(io.StringIO(text))))
+        except Exception as why:
+            said.append([type(why), str(why)])
+    assert said[0] == said[1]
 
 
 def test_a_file_that_was_read_before_is_what_omegaconf_makes_of_it(tmp_path: Path) -> None:
