@@ -10,6 +10,7 @@ composes, schedules and words errors is left out (`SILENT`, `DOORS`).
 import ast
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -159,9 +160,21 @@ def _versions(libraries: Iterable[str]) -> dict[str, str]:
     found = {}
     for library in sorted({*libraries} - SILENT - sys.stdlib_module_names):
         for distribution in TOGETHER.get(library, (library,)):
-            with suppress(metadata.PackageNotFoundError):
-                found[distribution] = metadata.version(distribution)
+            if (version := version_of(distribution)) is not None:
+                found[distribution] = version
     return found
+
+
+@cache
+def version_of(distribution: str) -> str | None:
+    """Of what is installed, or None. Its page comes in the same file; `metadata.version` looks through that as well."""
+    try:
+        found = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+    head = (found.read_text("METADATA") or "").partition("\n\n")[0]
+    said = re.search(r"^Version: *(\S+)$", head, re.MULTILINE)
+    return said[1] if said else found.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,20 @@ def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Ke
 def keyed(run: RunConfig, plan: Plan, known: Known) -> None:
     """Give every node of the plan its key, and that to work which writes under it."""
     plan.keys = node_keys(run, plan, known)
-    plan.stand_ins = node_keys(run, plan)
+    plan.stand_ins = _unread(plan)
     for name, node in plan.nodes.items():
         if optional(node.work, WorkHooks, "key") not in (None, plan.keys[name].id):  # a copy forgets what it worked out
             node.result = replace(node.result, key=plan.keys[name].id)
+
+
+def _unread(plan: Plan) -> dict[str, Key]:
+    """The keys of a plan as they are where no file's content is known but by what stands for it."""
+    found: dict[str, Key] = {}
+    for name, key in plan.keys.items():
+        files = _files(plan.nodes[name], plan, lambda file: None)
+        takes = {param: found[key.sources[param]].id for param in key.parts["takes"]}
+        found[name] = replace(key, parts={**key.parts, "files": files, "takes": takes})
+    return found
 
 
 def settled(keys: Mapping[str, Key], contents: Mapping[str, str]) -> dict[str, Key]:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pipeline.errors import StageError, short
 from pipeline.figures import figures_of
 from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
+from pipeline.planning.code import version_of
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.records.environment import environment
 from pipeline.records.lost import stats_of
@@ -151,13 +151,8 @@ class Report(Card):
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: version for name in DISTRIBUTIONS if (version := version_of(name)) is not None}
+    return {"python": platform.python_version(), **found}
 
 
 def build_report(

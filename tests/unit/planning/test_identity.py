@@ -156,3 +156,13 @@ def test_work_that_has_its_key_is_left_as_it_is() -> None:
     assert plan.works["export"] is work
     keyed(run, plan, lambda file: "0" * 32)
     assert plan.works["export"] is not work
+
+
+def test_keys_without_digests_are_those_of_a_machine_that_has_read_nothing() -> None:
+    run = compose_run(["+model=gpt_oss", "quant=mxfp4"])
+    plan = plan_run(run, Path("outputs/x"))
+    keyed(run, plan, lambda file: "0" * 32)
+    unread, known = node_keys(run, plan), node_keys(run, plan, lambda file: "0" * 32)
+    assert {n: k.parts for n, k in plan.stand_ins.items()} == {n: k.parts for n, k in unread.items()}
+    assert [k.id for k in plan.stand_ins.values()] == [k.id for k in unread.values()]
+    assert [k.id for k in plan.keys.values()] == [k.id for k in known.values()] != [k.id for k in unread.values()]

@@ -57,8 +57,8 @@ class Before:
         self.monkeypatch.setattr(code.Sources, "read", edited)
 
     def update(self, library: str) -> None:
-        self.edited, real = True, metadata.version
-        self.monkeypatch.setattr(metadata, "version", lambda name: "99.9" if name == library else real(name))
+        self.edited, real = True, code.version_of
+        self.monkeypatch.setattr(code, "version_of", lambda name: "99.9" if name == library else real(name))
 
     def put_beside(self, folder: str, file: str) -> None:
         self.edited, real = True, code._beside
