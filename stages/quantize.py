@@ -11,13 +11,11 @@ from pipeline.calibrated import calibrated
 from pipeline.calibration import Calibrator, Reconstructor, Smoother, Statistics
 from pipeline.coded_store import CodedStore, Unpacked
 from pipeline.errors import ConfigError, PlanError, Problem
-from pipeline.folded import Narrowed
 from pipeline.gained import Past
 from pipeline.hooks import optional
 from pipeline.learned import Learned
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
-from pipeline.rotated import TurnedStatistics, turned
 from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.folds import Fold
@@ -26,7 +24,6 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
 from pipeline.tensors.views import MappedStore
-from stages.calibrate import likely
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,9 @@ class Quantize:
         """With columns rotated of matrices of blocks that are quantized: an embedding is looked up."""
         if self.turn is None:
             return checkpoint
+        from pipeline.rotated import TurnedStatistics, turned  # with what calibrates, which most runs do without
+        from stages.calibrate import likely
+
         specs, coded = checkpoint.store.specs, {n for n, m in todo.items() if m.scheme is not None}
         names = [n for n in likely(checkpoint) if n in coded]
         unfit = {n: why for n in names if (why := self.turn.problem(specs[n].shape[-1])) is not None}
@@ -159,6 +159,8 @@ class Quantize:
         wide = frozenset(n for n in folded if n in specs and specs[n].dtype == "F32" and n not in todo)
         if self.plain == "keep" or not wide:
             return checkpoint
+        from pipeline.folded import Narrowed
+
         return replace(checkpoint, store=MappedStore(checkpoint.store, Narrowed(wide)))
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:

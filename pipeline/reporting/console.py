@@ -19,10 +19,11 @@ FEW = 2  # tensors with the same thing wrong, that have a line each
 
 def out(*renderables: Any) -> None:
     """Print to stdout: tables, text, which is folded where it is known how wide that may be, and paths, unbroken."""
-    from rich.console import Console
-
     columns = width()
-    console = Console(width=columns or WIDEST, highlight=False)
+    if any(isinstance(item, Grid) for item in renderables):
+        from rich.console import Console  # which takes longer to import than lines of text need
+
+        console = Console(width=columns or WIDEST, highlight=False)
     for item in renderables:
         if isinstance(item, Grid):
             console.print(item)

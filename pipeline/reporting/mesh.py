@@ -3,19 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StorageError
 from pipeline.mesh import PICTURE, Layout, Mesh, Parameter, Placement
 from pipeline.planning.layout import largest_whole, spec_of
 from pipeline.planning.mesh_costs import held_nbytes, weights_nbytes
 from pipeline.planning.wiring import Plan
-from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.tables import table
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.terminal import line
 from pipeline.units import show_bytes
+
+if TYPE_CHECKING:  # most runs have one device, of which nothing is drawn
+    from pipeline.reporting.mesh_picture import Drawing
 
 MOST_WHOLE = 8  # of the largest tensors that lie whole everywhere
 MOST_DRAWN = 11  # tensors in a picture; with the mesh itself four rows of three
@@ -59,6 +61,8 @@ def draw_placements(plan: Plan, folder: Path) -> None:
     found = [p for p in placements(plan).values() if p.mesh.size > 1]
     if not found:
         return
+    from pipeline.reporting.mesh_picture import draw
+
     mesh = found[-1].mesh
     drawings = [_drawing(mesh, group) for group in _distinct(_groups(found[-1]))[:MOST_DRAWN]]
     try:
@@ -146,7 +150,9 @@ def _distinct(groups: Sequence[_Group]) -> list[_Group]:
     return sorted(found.values(), key=lambda g: g.layout.replicated)
 
 
-def _drawing(mesh: Mesh, group: _Group) -> Drawing:
+def _drawing(mesh: Mesh, group: _Group) -> "Drawing":
+    from pipeline.reporting.mesh_picture import Drawing
+
     gathered = sorted({a for over in group.layout.gathered for a in over})
     local = "×".join(map(str, group.layout.local_shape(mesh)))
     held = held_nbytes(mesh, group.layout, group.spec)
@@ -157,6 +163,8 @@ def _drawing(mesh: Mesh, group: _Group) -> Drawing:
 
 def _blocks(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     """Which device holds what, of a few tensors that are divided differently."""
+    from pipeline.reporting.mesh_picture import blocks, sides
+
     rows = [
         ("\n".join([drawing.title, *drawing.below]), sides(drawing), blocks(mesh, drawing))
         for drawing in (_drawing(mesh, group) for group in _distinct(groups)[:MOST_BLOCKS])

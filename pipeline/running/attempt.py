@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile, digest_file
@@ -39,10 +39,11 @@ from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
 from pipeline.running.traced import Traced, forgotten, left
-from pipeline.running.tracked import completed, known
-from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
-from pipeline.tracker import Tracked
+
+# What tells trackers is imported where there is one.
+if TYPE_CHECKING:
+    from pipeline.running.tracking import Tracking
 
 NAME = "weightmill"
 
@@ -66,7 +67,7 @@ class Attempt:
 
     def __init__(
         self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests, say: Callable[[str], None],
-        parent: Tracking | None = None,
+        parent: "Tracking | None" = None,
     ):  # fmt: skip
         """Hold its folder.
 
@@ -260,13 +261,18 @@ class Attempt:
         write_records(run_dir, report)
         schemas.write("run", run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         if self.tracking is not None:
+            from pipeline.running.tracked import completed
+
             report = completed(self.tracking, report)
         self.journal.path.unlink(missing_ok=True)
         self._locks.close()
         return report
 
-    def _tracked(self, started: float, *, again: bool = False) -> Tracking:
+    def _tracked(self, started: float, *, again: bool = False) -> "Tracking":
         """What the run's tracker is told of it from now on."""
+        from pipeline.running.tracking import Tracking
+        from pipeline.tracker import Tracked
+
         folder = self.job.run_dir
         tags = {"command": shlex.join(self._what.command), "folder": str(folder), "version": versions().get(NAME, "")}
         run = Tracked(self._what.id, folder.name, folder, started, tags=tags)
@@ -274,6 +280,8 @@ class Attempt:
 
     def _tell_of(self, report: Report) -> dict[str, str]:
         """A run that is complete already is told to a tracker that has not heard all of it; see `Report.tracked`."""
+        from pipeline.running.tracked import completed, known
+
         if (there := known(self.job.run.tracker, report)) is not None:
             return there
         with self._tracked(report.started) as tracking:

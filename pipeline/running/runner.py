@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import StageError
@@ -31,7 +31,9 @@ from pipeline.running.exports import wait_for
 from pipeline.running.graph import Failure, Ref, Task, run_distributed, run_threads
 from pipeline.running.tasks import Graph, build_tasks, finish
 from pipeline.running.traced import Traced, traced
-from pipeline.running.tracking import Tracking
+
+if TYPE_CHECKING:  # runs are told to a tracker only where there is one
+    from pipeline.running.tracking import Tracking
 
 Outcome = Report | Exception
 Settled = Callable[[int, Outcome], None]
@@ -55,7 +57,7 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
 
 def execute_jobs(
     jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None,
-    parents: Mapping[Any, Tracking] | None = None, trace: Traced | None = None,
+    parents: "Mapping[Any, Tracking] | None" = None, trace: Traced | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """Run jobs as one graph; returns the report of each, or what ended it. One that fails does not stop the others.
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import sys
-from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -55,7 +54,8 @@ def end(signum: int) -> NoReturn:
     import psutil  # type: ignore[import-untyped]  # not above: most commands do without, and would start later
 
     # Not multiprocessing's active_children, which does not know one that is only just being started; it would complain.
-    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # it ends by itself, and cleans up
+    resources = sys.modules.get("multiprocessing.resource_tracker")  # who started a tracker has imported it
+    tracker = resources and resources._resource_tracker._pid  # it ends by itself, and cleans up
     for process in psutil.Process().children(recursive=True):
         if process.pid != tracker:
             with contextlib.suppress(psutil.NoSuchProcess):

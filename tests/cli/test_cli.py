@@ -287,6 +287,25 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+def test_a_conversion_does_without_what_asks_models_and_what_tells_trackers(tmp_path: Path) -> None:
+    """Modules of ours that only other runs need: each takes some of the time before the first chunk."""
+    code = f"""
+import sys
+from pipeline import __main__ as command_line
+from pipeline.running import runner
+def execute(*args):
+    other = ("pipeline.engine", "pipeline.records.run", "pipeline.running.tracking", "pipeline.reporting.mesh_picture",
+             "pipeline.rotated", "stages.calibrate", "rich")
+    assert not (found := {{*other}} & {{*sys.modules}}), found
+    raise SystemExit(0)
+runner.execute = execute
+sys.argv = ["pipeline", *{MAIN!r}, "flow=convert"]
+command_line.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_garbage_is_looked_for_while_a_run_is_at_work(tmp_path: Path) -> None:
     """A command begins and ends without: what it imports and composes stays. A run makes garbage, models in it."""
     code = f"""
