@@ -20,14 +20,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from pipeline.errors import SourceError, StorageError
 from pipeline.figures import Better
 from pipeline.files import opened, spoken
-from pipeline.records.blocks import Block, block
+
+if TYPE_CHECKING:
+    from pipeline.records.blocks import Block
 
 METRICS = "metrics.jsonl"
 PATTERN = "metrics*.jsonl"  # of all processes
@@ -152,13 +154,15 @@ def number(value: Any) -> float | None:
     return NOT_FINITE.get(value) if isinstance(value, str) else None
 
 
-def blocks(path: Path, at: Position | None = None) -> Iterator[Block]:
+def blocks(path: Path, at: Position | None = None) -> Iterator["Block"]:
     """The rows of a file from `at` on, thousands at once; `at` moves along. What is not ours is named in `at.problems`
     and left out, and a last line without its end is left for later. Exhaust it before `at` is kept.
 
     Raises:
         SourceError: the file cannot be read.
     """
+    from pipeline.records.blocks import block  # a run writes rows, and reads none
+
     at = Position() if at is None else at
     with opened(path) as fd:
         left = b""

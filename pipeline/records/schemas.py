@@ -22,7 +22,16 @@ FILES = {"manifest.json": "manifest", "run.json": "run", "metrics.jsonl": "metri
 EARLY_RUN = {"stages", "seed", "inputs", "code"}  # what the first run.json had, which knew neither an id nor keys
 ROW, OWN = "row", ("metric", "point", "figure")  # lines of metrics: what is defined for them by kind, and for others
 
+MOST_LOOKS = 4000  # at values, until compiling a schema takes less time than going through it
+TYPES: Mapping[str, set[type]] = {
+    "string": {str}, "integer": {int}, "number": {int, float}, "boolean": {bool}, "null": {type(None)},
+    "object": {dict}, "array": {list, tuple},
+}  # fmt: skip
+SAYING = {"$schema", "$id", "$defs", "title", "description"}  # keywords that by themselves allow and forbid nothing
+
 Validator = Callable[[Any], Any]
+
+_looks: dict[str, int] = {}  # by kind, how many there were in this process
 
 
 class Newer(SourceError):
@@ -54,7 +63,7 @@ def version(kind: str) -> int:
 
 def fault(kind: str, value: Any) -> str | None:
     """Where `value` is not as the schema says: the path in it, what was given, what is allowed. None: nowhere."""
-    return _fault(_validator(kind), value)
+    return None if _sound(kind, schema(kind), value) else _fault(_validator(kind), value)
 
 
 def check(kind: str, value: Any, where: Path | str) -> None:
@@ -131,10 +140,13 @@ def fault_of_line(row: Any) -> str | None:
     if type(row) is not dict or type(kind := row.get("kind")) is not str:
         given = f"kind {_given(row['kind'])}" if isinstance(row, dict) and "kind" in row else _given(row)
         return f"{given} was given, an object with a kind that is text is allowed"
+    name = kind if kind in OWN else ROW
+    if _sound(name, schema("metrics")["$defs"][name], row):
+        return None
     try:
-        _line(kind if kind in OWN else ROW)(row)
+        _line(name)(row)
     except Exception:
-        return _fault(_line(kind if kind in OWN else ROW), row)
+        return _fault(_line(name), row)
     return None
 
 
@@ -150,6 +162,49 @@ def check_line(row: Mapping[str, Any], path: Path) -> None:
     """Raises StorageError when a line that is to be written is not as the schema says."""
     if (why := fault_of_line(row)) is not None:
         raise StorageError(f"{spoken(path)}: what was to be written is no row of metrics: {why}")
+
+
+def _sound(kind: str, said: Mapping[str, Any], value: Any) -> bool:
+    """Whether a value is as the schema of its kind says; False: perhaps. A run has few records, and compiling what they
+    are checked against would take longer than all else that is done for them."""
+    return _looks.get(kind, 0) < MOST_LOOKS and _holds(kind, said, value)
+
+
+def _holds(kind: str, rule: Mapping[str, Any], value: Any) -> bool:
+    """As `_sound`, of the keywords that most have, and of types as JSON gives them."""
+    _looks[kind] = looks = _looks.get(kind, 0) + 1
+    if looks > MOST_LOOKS:
+        return False
+    named = rule.get("properties", {})
+    for keyword, said in rule.items():
+        match keyword:
+            case "type":
+                holds = any(type(value) in TYPES[one] for one in ([said] if isinstance(said, str) else said))
+            case "enum" | "const":
+                holds = any(
+                    type(value) is type(one) and value == one for one in ([said] if keyword == "const" else said)
+                )
+            case "minimum":
+                holds = not isinstance(value, int | float) or value >= said
+            case "required":
+                holds = not isinstance(value, dict) or {*said} <= value.keys()
+            case "properties":
+                given = value if isinstance(value, dict) else {}
+                holds = all(_holds(kind, one, given[name]) for name, one in said.items() if name in given)
+            case "additionalProperties":
+                given = value if isinstance(value, dict) else {}
+                holds = said is True or (
+                    said is not False and all(_holds(kind, said, v) for name, v in given.items() if name not in named)
+                )
+            case "items":
+                holds = not isinstance(value, list | tuple) or all(_holds(kind, said, one) for one in value)
+            case "anyOf":
+                holds = any(_holds(kind, one, value) for one in said)
+            case _:
+                holds = keyword in SAYING
+        if not holds:
+            return False
+    return True
 
 
 def _column_holds(rule: Mapping[str, Any], values: Sequence[Any]) -> bool:

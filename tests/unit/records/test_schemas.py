@@ -35,6 +35,45 @@ def test_the_quick_check_of_a_line_says_what_the_schema_says(line: Any) -> None:
     assert (schemas.fault_of_line(line) is None) == right
 
 
+RULES: list[dict[str, Any]] = [
+    {"type": "string"}, {"type": ["integer", "null"], "minimum": 0}, {"type": "number"}, {"enum": ["a", 1, None]},
+    {"const": True}, {"type": "array", "items": {"type": "integer"}}, {"required": ["a"]}, {"minItems": 1},
+    {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}, "title": "x"},
+    {"type": "object", "additionalProperties": False}, {"anyOf": [{"type": "string"}, {"minimum": 1}]},
+]  # fmt: skip
+VALUES: list[Any] = [
+    "a", "", 1, 1.0, 0.5, -1, True, False, None, [], [1], [1, "a"], {}, {"a": 1}, {"a": "x"},
+    {"a": 1, "b": "x"}, {"b": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_what_is_sound_at_a_glance_is_so(monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any]) -> None:
+    """And most of what is sound is seen to be at a glance, until there were many."""
+    monkeypatch.setattr(schemas, "_looks", {})
+    right = [jsonschema.Draft202012Validator(rule).is_valid(value) for value in VALUES]
+    found = [schemas._sound("x", rule, value) for value in VALUES]
+    assert all(valid for valid, sound in zip(right, found, strict=True) if sound)
+    assert "minItems" in rule or sum(found) >= sum(right) - 2
+    monkeypatch.setattr(schemas, "_looks", {"x": schemas.MOST_LOOKS})
+    assert not any(schemas._sound("x", rule, value) for value in VALUES)
+
+
+def test_few_records_need_no_compiled_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(given: Any) -> Any:
+        raise AssertionError(given)
+
+    monkeypatch.setattr(schemas, "_looks", {})
+    monkeypatch.setattr(schemas, "_compiled", compiled)
+    schemas._validator.cache_clear()
+    schemas._line.cache_clear()
+    schemas.write("run", tmp_path / "run.json", RUN)
+    schemas.check_line({"kind": "figure", "name": "a", "value": 1.5}, tmp_path)
+    schemas.check_line({"kind": "run", "seconds": 1.5, "ratio": 2}, tmp_path)
+    with pytest.raises(AssertionError):
+        schemas.fault("run", {**RUN, "places": {"a": 5}})
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     schemas.write("run", file, RUN)
