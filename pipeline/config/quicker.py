@@ -147,7 +147,7 @@ def _load(file: Any) -> Any:
     if kept := _loaded.get(text):
         return pickle.loads(kept)  # noqa: S301  made below
     name = getattr(file, "name", None)
-    found = _made_of(yaml.load(_named(text, name), Loader=_loader()))  # noqa: S506  OmegaConf's, a safe one
+    found: Any = _made_of(yaml.load(_named(text, name), Loader=_loader()))  # noqa: S506  OmegaConf's, a safe one
     found = _made_load(_named(text, name)) if found is None else found
     if len(_loaded) >= _MOST:
         _loaded.clear()
