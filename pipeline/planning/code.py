@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -97,18 +97,18 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
         if whole:
             code |= {f"{package}/{file}": found for file, found in _beside(path.parent).items()}
         for module, names in (*said.at_once, *(said.later if whole else ())):
-            needs = _imported(_absolute(module, package), names, plugins)
+            module = _absolute(module, package)
+            needs = _imported(module, names, _roots(module.partition(".")[0], plugins))
             due += [(n, w and whole) for n, w in needs]  # what nobody calls imports no more than it does at once
     _sources().keep()
     return Reach(dict(sorted(code.items())), _versions(libraries))
 
 
-def _imported(module: str, names: Sequence[str], plugins: frozenset[str]) -> Iterator[tuple[str, bool]]:
+@cache
+def _imported(module: str, names: tuple[str, ...], folders: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
     """Modules that `from module import names` needs; the package in whole only when it gives a name of its own."""
-    folders = _roots(module.partition(".")[0], plugins)
     inner = [n for n in names if folders and _exists(f"{module}.{n}", folders)]
-    yield module, len(inner) < len(names) or not names
-    yield from ((f"{module}.{n}", True) for n in inner)
+    return ((module, len(inner) < len(names) or not names), *((f"{module}.{n}", True) for n in inner))
 
 
 def _absolute(module: str, package: str) -> str:

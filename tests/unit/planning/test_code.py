@@ -60,7 +60,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fresh() -> None:
     """As in another process."""
-    for kept in (code._reach, code._source, code._exists, code._beside, code._sources):
+    for kept in (code._reach, code._imported, code._source, code._exists, code._beside, code._sources):
         kept.cache_clear()
 
 
