@@ -14,6 +14,7 @@ import yaml
 from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser import overrides_parser
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, _utils, base, grammar_parser, nodes
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,6 +23,7 @@ _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody
 _asked_mode = Hydra.get_mode
 _made_map = defaults_list._create_interpolation_map
 _made_loader = _utils.get_yaml_loader
+_made_functions = cache(overrides_parser.create_functions)
 _told_parents = base.Box._re_parent
 _made_load = OmegaConf.load
 _copied_dict, _copied_list = DictConfig.__deepcopy__, ListConfig.__deepcopy__
@@ -39,6 +41,7 @@ def register() -> None:
         (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
         (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
+        (overrides_parser, "create_functions", _functions),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -58,6 +61,12 @@ def _itself(store: ConfigStore, memo: dict[int, Any]) -> ConfigStore:
     """There is one store, which gives copies of what it has. Hydra copies all of it whenever it lists a group, as
     `--help` does 150 times."""
     return store
+
+
+def _functions() -> Any:
+    """What overrides may call, with what each takes: found out once, and not for every list of a group."""
+    made = _made_functions()
+    return type(made)({**made.definitions}, {**made.functions})
 
 
 def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:

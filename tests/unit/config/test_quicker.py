@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf, base
 from omegaconf.errors import GrammarParseError
 
@@ -121,6 +122,15 @@ def test_the_store_is_one_and_gives_copies() -> None:
     store = ConfigStore.instance()
     assert deepcopy(store) is store
     assert store.load("hydra/config.yaml").node is not store.load("hydra/config.yaml").node
+
+
+def test_whoever_adds_a_function_adds_it_to_his_own() -> None:
+    register()
+    first, second = OverridesParser.create(), OverridesParser.create()
+    assert first.functions == second.functions
+    first.functions.register("twice", lambda x: 2 * x)
+    assert "twice" not in second.functions.definitions
+    assert OverridesParser.create().parse_override("a=range(1,3)").value().stop == 3
 
 
 def test_a_text_is_parsed_once_and_followed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
