@@ -24,8 +24,8 @@ STAGING_NBYTES = 4 << 20  # what a sieving read holds besides its result
 SIEVE_RUN_NBYTES = 16 << 10  # from here on a run is worth its own system call
 SIEVE_STRIDE_NBYTES = 64 << 10  # gaps up to this cost less to read than to skip: 6 µs cached, one request on a disk
 READ_NBYTES = 1 << 30  # Linux moves at most 2^31 - 4096 bytes a call (read(2), NOTES)
-# Of calls that write more the page cache takes huge pages, which a virtual machine gives back to its host while they are
-# free, and has to have again first: 8 MiB a call took 5 to 8 times as long there. Others may write in between, too.
+# Of calls that write more the page cache takes huge pages, which a virtual machine gives back to its host while they
+# are free, and has to have again first: 8 MiB a call took 5 to 8 times as long there. Others may write in between, too.
 WRITE_NBYTES = 1 << 20
 
 Level = tuple[int, int]
