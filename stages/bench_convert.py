@@ -103,10 +103,13 @@ class BenchConvert:
         return said[-1] if said else "keep"
 
     def _typed(self, source: Path, room: Path, more: tuple[str, ...]) -> tuple[str, ...]:
-        """Our command."""
+        """Our command, which finds nothing that an earlier run has left."""
         from pipeline.config.overrides import quoted  # Hydra's grammar, which no other worker needs
 
-        places = {"model.source": source, "export.path": room / "out/export", "paths.run": room / "run"}
+        places = {
+            "model.source": source, "export.path": room / "out/export", "paths.run": room / "run",
+            "paths.outputs": room / "runs",
+        }  # fmt: skip
         set_ = [f"{key}={quoted(str(path))}" for key, path in places.items()]
         module = extend.NAME if extend.by_name() else "pipeline"
         return (sys.executable, "-m", module, *self.overrides, "flow=convert", "progress=false", *set_, *more)

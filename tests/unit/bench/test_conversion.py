@@ -77,6 +77,16 @@ def first(acme: Path, tmp_path_factory: pytest.TempPathFactory, thorough: bool) 
     return outputs, bench(acme, outputs, *others, f"bench.rounds={2 if thorough else 1}")
 
 
+def test_nothing_is_taken_over_from_earlier_runs(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where a command of its own looks
+    convert, kept = ["+model=gpt_oss", "flow=convert", "paths.outputs=outputs"], tmp_path / "kept"
+    pipeline.run(convert, progress=False)
+    assert pipeline.run([*convert, f"export.path={tmp_path}/there"], progress=False).found, "there is something"
+    bench(acme, tmp_path / "outputs", f'bench.ours.ours=["paths.run={kept}"]', "bench.rounds=1")
+    report = pipeline.report.load(kept)
+    assert (report.found, report.chunks["reused"]) == ({}, 0)
+
+
 @pytest.mark.repeats
 def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
     found = {row["engine"]: row for row in record(first[1])["rows"]}
