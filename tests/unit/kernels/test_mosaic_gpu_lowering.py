@@ -95,9 +95,10 @@ def taken(scratch: dict[str, Any]) -> int:
 
 
 def few(call: dict[str, Any]) -> Any:
-    """Of each kind of kernel, one dtype; of dims that differ, one of all."""
+    """Of attention each kind of kernel with one dtype, of dims that differ one of all; of products each scheme, with a
+    few rows or with many in turn."""
     kind: str = call["name"].rpartition(", ")[0]
-    return kind.partition(" dims")[0] if "64 and 128" in kind else kind
+    return re.sub(r", \d rows or more$", "", kind.partition(" dims")[0] if "64 and 128" in kind else kind)
 
 
 @pytest.mark.brief(each=few)

@@ -11,6 +11,7 @@ from tests.cases.native import needs_compiler
 pytestmark = [needs_compiler, pytest.mark.usefixtures("isa")]
 
 
+@pytest.mark.brief(each=("isa", "name"))
 @pytest.mark.parametrize("rows", [1, 31, 70], ids="{} rows".format)
 @pytest.mark.parametrize("name", FORMATS)
 def test_bits_are_numpy_s(name: str, rows: int) -> None:
