@@ -11,13 +11,15 @@ from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.kernel import Case, KernelContract
 from plugins.kernels.gptq.cases import cases
 
+CASES = tuple(cases())  # of random matrices, multiplied once for all tests
+
 
 class TestGptq(KernelContract):
     def op(self) -> str:
         return "gptq"
 
     def cases(self) -> Iterable[Case]:
-        return cases()
+        return CASES
 
 
 def test_an_order_has_each_column_once():

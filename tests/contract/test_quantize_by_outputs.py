@@ -9,13 +9,15 @@ from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.kernel import Case, KernelContract
 from plugins.kernels.quantize_by_outputs.cases import cases
 
+CASES = tuple(cases())  # of random matrices, multiplied once for all tests
+
 
 class TestQuantizeByOutputs(KernelContract):
     def op(self) -> str:
         return "quantize_by_outputs"
 
     def cases(self) -> Iterable[Case]:
-        return cases()
+        return CASES
 
 
 def test_no_rows_are_none():
