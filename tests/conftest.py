@@ -102,10 +102,15 @@ def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def _briefly(config: pytest.Config) -> bool:
+    """Whether what only repeats is left out; `make test-all` says `repeats or not repeats`."""
+    return "not repeats" in config.option.markexpr.replace("repeats or not repeats", "")
+
+
 @pytest.fixture(scope="session")
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether what only repeats is to run too, for tests that make their cases as they run."""
-    return "not repeats" not in pytestconfig.option.markexpr
+    return not _briefly(pytestconfig)
 
 
 @pytest.fixture
@@ -151,7 +156,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if "not repeats" in config.option.markexpr:
+    if _briefly(config):
         terminalreporter.section("repeats left out")
         terminalreporter.line("Further cases of what was tested here were deselected; `make test-all` runs them.")
     if "not oracle" in config.option.markexpr:
