@@ -226,10 +226,7 @@ struct Coder {
   WmFound all() {
     int64_t r = 0;
     if (upright(q, at(0, 0))) {
-      // From where a cache line begins; all columns' do there, or each somewhere else.
-      const int64_t before = -(reinterpret_cast<intptr_t>(q.x) / int64_t(sizeof(T))) & 31;
-      if (const WmFound found = some(0, before, 0, q.n)) return found;
-      for (r = before; r + UPRIGHT <= q.rows; r += UPRIGHT)
+      for (; r + UPRIGHT <= q.rows; r += UPRIGHT)
         for (int64_t c = 0; c < q.n; c += q.block_elems) {
           if (code_upright(q, b, at(r, c), r, c, sums)) continue;
           const int64_t end = c + q.block_elems < q.n ? c + q.block_elems : q.n;

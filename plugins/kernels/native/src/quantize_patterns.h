@@ -164,7 +164,8 @@ static bool code_block_upright(QuantizeCall& q, Blocks& b, const Bf16* x, int64_
   for (int64_t k = 0; k < width; ++k) {
     if (k < fetched) {
       __builtin_prefetch(from + k * stride, 0, 2);
-      __builtin_prefetch(from + k * stride + 32, 0, 2);
+      __builtin_prefetch(from + k * stride + UPRIGHT / 2, 0, 2);
+      __builtin_prefetch(from + k * stride + UPRIGHT - 1, 0, 2);
     }
     for (int p = 0; p < PARTS; ++p) {
       const P::V m = P::load(x + k * stride + p * P::N) & 0x7FFF;
