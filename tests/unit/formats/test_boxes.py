@@ -48,7 +48,7 @@ def test_every_kind_of_box_reads_as_numpy_slices(sieving, tmp_path, monkeypatch)
     for index in itertools.product(*map(slices, SHAPE)):
         got = read_box(fd, 13, spec, index, "f")
         assert got.flags.c_contiguous
-        assert got.ctypes.data % boxes.LINE_NBYTES == 0
+        assert got.ctypes.data % boxes.LINE_NBYTES == 0 or not got.size
         assert got.base.nbytes == got.nbytes + boxes.LINE_NBYTES, "no more than it needs is held"
         np.testing.assert_array_equal(got, array[index], strict=True)
     os.close(fd)
