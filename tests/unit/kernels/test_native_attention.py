@@ -62,6 +62,24 @@ def test_every_instruction_set_gives_what_the_definition_gives(isa: str, shape: 
     agree(reference(*args, scale=0.3, sinks=sinks, **options), found)
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (40, 24)], ids=str)
+@pytest.mark.parametrize("held", ["float32", "bfloat16"])
+def test_a_prompt_gives_what_the_definition_gives(isa: str, held: str, dims: tuple[int, int]) -> None:
+    """Slots in order, of which early ones are seen by all rows of a block; a NaN by those that come after it alone."""
+    q, k, v, _, _ = cached(2, 150, 160, 6, 2, *dims, 150)
+    at = np.tile(np.arange(150, dtype=np.int32), (2, 1))
+    slot = np.pad(at, ((0, 0), (0, 10)), constant_values=-1)
+    k, v = k.astype(held), v.astype(held)
+    k[1, 100, 1] = np.nan
+    for options in ({}, {"window": 90}):
+        found = np.asarray(native.attention(q, k, v, at, slot, scale=0.3, **options))
+        agree(reference(q[:1], k[:1], v[:1], at[:1], slot[:1], scale=0.3, **options), jnp.asarray(found[:1]))
+        sees = np.zeros((150, 6), bool)
+        sees[100:, 3:] = True
+        assert np.array_equal(np.isnan(found[1]).any(-1), sees)
+        assert np.array_equal(np.isnan(found[1]).all(-1), sees)
+
+
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_instruction_set_does_every_case(isa: str, case: Any) -> None:
     agree(reference(*case.args, **case.options), native.attention(*case.args, **case.options))
