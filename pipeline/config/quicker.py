@@ -116,11 +116,14 @@ def _copied(metadata: Any, memo: dict[int, Any]) -> Any:
 def _copy(config: Any, memo: dict[int, Any]) -> Any:
     """A config and all below it, with the parent that it has: as OmegaConf copies it, which makes each node anew, looks
     at what it is to hold, and puts that in. Hydra copies whole configs several times in a start."""
-    return _copied_node(config, config.__dict__["_parent"], memo)
+    if type(config) is DictConfig or type(config) is ListConfig:
+        return _copied_node(config, config.__dict__["_parent"], memo)
+    return (_copied_dict if isinstance(config, DictConfig) else _copied_list)(config, memo)
 
 
 def _copied_node(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
     if (before := memo.get(id(node))) is not None:
+        before.__dict__["_parent"] = parent  # which is copied later than what it holds
         return before
     kind = type(node)
     if kind not in _VALUES and kind not in (DictConfig, ListConfig):  # seldom

@@ -247,3 +247,22 @@ def test_a_copy_has_its_own_flags_and_memory() -> None:
     merged = OmegaConf.merge(cfg, {"a": None, "d": [{"e": "${a}"}, None]})
     assert merged.d[0]._get_parent() is merged.d
     assert (merged.d[0].e, merged.d[1]) == (None, None)
+
+
+def test_a_part_that_is_copied_first_is_of_the_copy() -> None:
+    register()
+    cfg = OmegaConf.create({"x": 1, "inner": {"y": "${x}"}})
+    part, leaf, whole = deepcopy([cfg.inner, cfg._get_node("x"), cfg])
+    whole.x = 5
+    assert (part.y, cfg.inner.y) == (5, 1)
+    assert part._get_parent() is leaf._get_parent() is whole
+
+
+def test_a_config_of_another_class_is_copied_as_before() -> None:
+    register()
+
+    class Own(DictConfig):  # type: ignore[misc]  # as omegaconf says what types it has
+        pass
+
+    copied = deepcopy(Own({"a": {"b": 1}}))
+    assert (copied.a.b, type(copied)) == (1, type(quicker._copied_dict(Own({}), {})))

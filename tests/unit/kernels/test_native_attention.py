@@ -70,12 +70,12 @@ def test_a_prompt_gives_what_the_definition_gives(isa: str, held: str, dims: tup
     at = np.tile(np.arange(150, dtype=np.int32), (2, 1))
     slot = np.pad(at, ((0, 0), (0, 10)), constant_values=-1)
     k, v = k.astype(held), v.astype(held)
-    k[1, 100, 1] = np.nan
+    k[1, 0, 0] = k[1, 100, 1] = np.nan
     for options in ({}, {"window": 90}):
         found = np.asarray(native.attention(q, k, v, at, slot, scale=0.3, **options))
         agree(reference(q[:1], k[:1], v[:1], at[:1], slot[:1], scale=0.3, **options), jnp.asarray(found[:1]))
         sees = np.zeros((150, 6), bool)
-        sees[100:, 3:] = True
+        sees[: options.get("window"), :3] = sees[100:, 3:] = True
         assert np.array_equal(np.isnan(found[1]).any(-1), sees)
         assert np.array_equal(np.isnan(found[1]).all(-1), sees)
 
@@ -110,6 +110,16 @@ def test_nan_stays_nan_where_it_is_seen(isa: str) -> None:
     found = np.asarray(native.attention(q, k, v, at, slot, scale=0.3))
     assert [bool(np.isnan(found[0, t, h]).all()) for t in (0, 1) for h in (0, 1)] == [False, False, False, True]
     assert np.isfinite(found[0, 0]).all()
+
+
+@pytest.mark.parametrize("queries", [1, 40], ids=["few rows", "rows"])
+def test_logits_of_minus_infinity_weigh_nothing(isa: str, queries: int) -> None:
+    """Though all that comes first has them."""
+    q, k, v, _, _ = cached(1, queries, 150, 2, 2, 16, 16, 150)
+    at, slot = np.arange(150 - queries, 150, dtype=np.int32)[None], np.arange(150, dtype=np.int32)[None]
+    q, k[0, :64] = np.abs(q), -np.inf
+    found = native.attention(q, k, v, at, slot, scale=0.3)
+    agree(reference(q, k[:, 64:], v[:, 64:], at, slot[:, 64:], scale=0.3), found)
 
 
 def test_what_is_hidden_is_not_read() -> None:

@@ -96,6 +96,26 @@ def test_parts_of_what_shares_a_scale(name: str) -> None:
     agree(*(outcome(method, backend, x[box], **given) for backend in ("native", "numpy")))
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_patterns_of_bfloat16_keep_to_what_rows_share(order: Any) -> None:
+    """Parts of rows of one scale; blocks of no power of two in a band, with rows that float32 cannot add up; long sums."""
+    x = np.array(spread((128, 256), -3, 3, 7), BF16)
+    ends = Extremes(*(8 * end(x.astype(np.float32), -1, keepdims=True) for end in (np.min, np.max)))
+    part, rows = np.array(x[:, :64], order=order), Scheme("e2m1", 0, "e8m0")
+    band = np.ones((4, 192), BF16)
+    band[0], band[1], band[3] = 1e-3, 2e14, 0
+    for values, scheme, given in (
+        (part, rows, {"rows": ends}),
+        (np.array(band, order=order), replace(rows, block_elems=96, block_rows=2), {}),
+        (np.array(spread((64, 32768), -1, 1, 7), BF16, order=order), rows, {}),
+    ):
+        found, want = (
+            Kernel("quantize", (backend,))(values, scheme, measure=True, **given) for backend in ("native", "numpy")
+        )
+        agree(found, want)
+        same(Kernel("quantize", ("native",))(values, scheme, **given), want[0])
+
+
 @pytest.mark.parametrize("name", DONE)
 @pytest.mark.brief(each=("name",))
 def test_values_that_are_not_finite(name: str) -> None:

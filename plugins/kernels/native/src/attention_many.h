@@ -51,6 +51,7 @@ static void weigh_lanes(const Call& c, const Tile& t, int64_t slots, int64_t r, 
     return (t.slot[s] | (last - t.slot[s]) | (t.slot[s] - first) | apart) >> 31;
   };
   Floats top = everywhere(-__builtin_inff());
+  Ints nan = {};  // negative where there is one
   for (int64_t s = 0; s < slots; ++s) {
     Floats x = load(logits + s * ROWS) * c.scale;
     if (!ALL) {
@@ -59,9 +60,11 @@ static void weigh_lanes(const Call& c, const Tile& t, int64_t slots, int64_t r, 
       x = without(x, hidden(s), NONE);
     }
     store(logits + s * ROWS, x);
+    nan |= 0x7F800000 - (bits_of_floats(x) & 0x7FFFFFFF);
     top = larger(x, top);  // of a NaN and a number, the second
   }
-  const Floats before = load(rows.top + r), now = larger(top, before);
+  const Floats before = load(rows.top + r);
+  const Floats now = larger(top, before) + without(Floats{}, nan >> 31, 0x7FC00000);  // NaN, once it is there
   const Ints apart = bits_of_floats(now) ^ NONE, nothing = ~((apart | -apart) >> 31);  // seen yet
   const Floats from = without(now, nothing, 0);
   Floats sum = {};
@@ -76,7 +79,7 @@ static void weigh_lanes(const Call& c, const Tile& t, int64_t slots, int64_t r, 
   const Floats kept = exponential(before - from);
   store(rows.kept + r, kept);
   store(rows.sum + r, load(rows.sum + r) * kept + sum);
-  store(rows.top + r, now + (sum - sum));  // NaN, once there is one
+  store(rows.top + r, now);
 }
 
 // LANES numbers at a time of `count` slots → [count][wide].

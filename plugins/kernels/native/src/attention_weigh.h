@@ -6,8 +6,9 @@ WM_INLINE float kept_of(float before, float now) {
   return before == -__builtin_inff() ? 0 : exponential(before - now);
 }
 
-// Of one row that sees all of a whole tile, where logits are but scaled; as `weigh`.
-static float weigh_all(float scale, float* logits, float* largest_so_far, float* sum) {
+// Of one row that sees all of a whole tile, where logits are but scaled; as `weigh`. False, and nothing is done, where no
+// logit so far is a number above -infinity.
+static bool weigh_all(float scale, float* logits, float* largest_so_far, float* sum, float* kept) {
   constexpr int N = SLOTS / LANES;
   Floats x[N];
 #pragma GCC unroll 8
@@ -17,6 +18,7 @@ static float weigh_all(float scale, float* logits, float* largest_so_far, float*
   for (int j = 1; j < N; ++j) top = larger(x[j], top);
   const float before = *largest_so_far, there = largest(top);
   float now = there > before ? there : before;
+  if (now == -__builtin_inff()) return false;
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) {
     const Floats w = exponential(x[j] - now);
@@ -26,16 +28,18 @@ static float weigh_all(float scale, float* logits, float* largest_so_far, float*
   const float all = total(weights);
   if (all != all) now = all;  // a NaN, which has no part in what is largest
   *largest_so_far = now;
-  const float kept = kept_of(before, now);
-  *sum = *sum * kept + all;
-  return kept;
+  *kept = kept_of(before, now);
+  *sum = *sum * *kept + all;
+  return true;
 }
 
 // Of one row: logits of a tile of `wide` slots become weights, in place. Returns what the sums so far are to be
 // multiplied with.
 static float weigh(const Call& c, const Tile& t, int64_t wide, Sight sight, float* logits, float* largest_so_far,
                    float* sum) {
-  if (wide == SLOTS && c.plain() && sight.all(t.first, t.last)) return weigh_all(c.scale, logits, largest_so_far, sum);
+  float kept;
+  if (wide == SLOTS && c.plain() && sight.all(t.first, t.last) && weigh_all(c.scale, logits, largest_so_far, sum, &kept))
+    return kept;
   const auto hidden = [&](int j) { return sight.hidden(t.slot + j, c.segment ? t.segment + j : nullptr); };
   Floats top = everywhere(-__builtin_inff());
   Ints nan = {};  // negative where there is one
@@ -67,7 +71,7 @@ static float weigh(const Call& c, const Tile& t, int64_t wide, Sight sight, floa
     store(logits + j, c.v_scales ? w * load(t.v_scales + j) : w);
   }
   *largest_so_far = now;
-  const float kept = kept_of(before, now);
+  kept = kept_of(before, now);
   *sum = *sum * kept + total(weights);
   return kept;
 }

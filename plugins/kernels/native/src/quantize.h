@@ -55,7 +55,7 @@ enum WmFound : int32_t { WM_DONE, WM_NOT_FINITE, WM_SCALE_PAST, WM_ZERO_PAST };
 constexpr int SHARES = 5;
 
 // Elements that are worked on at once: what is made of them stays in L1 cache.
-constexpr int64_t STRIP = 1024, TALL_STRIP = 256, TALL_ROWS = 32, SLACK = 64;
+constexpr int64_t STRIP = 1024, TALL_STRIP = 512, TALL_ROWS = 32, SLACK = 64;
 constexpr int BLOCK_ARRAYS = 9, SEARCH_ARRAYS = 6;  // of 4 bytes a block
 
 // The least piece of a matrix that holds its blocks whole and is not too small to be worth a call; in codes whole bytes.

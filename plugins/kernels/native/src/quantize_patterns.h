@@ -141,7 +141,7 @@ static bool upright(const QuantizeCall&, const T*) {
 }
 static bool upright(const QuantizeCall& q, const Bf16*) {
   return Patterns::fit(q) && q.row_stride == 1 && q.col_stride != 1 && q.rows >= UPRIGHT && q.block_rows == 1 &&
-         q.options == 0 && q.shares == nullptr && q.codes_stride % 2 == 0;
+         q.options == 0 && q.shares == nullptr && q.low == nullptr && q.codes_stride % 2 == 0;
 }
 
 // Rows [r, r + UPRIGHT) of the block at column c. False, and nothing added to `sums`, where it has to be done otherwise.
@@ -184,8 +184,9 @@ static bool code_block_upright(QuantizeCall& q, Blocks& b, const Bf16* x, int64_
   for (int64_t i = 0; i < UPRIGHT; ++i) by_row[i] = P::down(b.scale[i]);
   std::memcpy(down, by_row, sizeof by_row);
   const P coded(q);
-  Lanes lanes{};
+  Sums own;
   for (int64_t k = 0; k < width; k += P::GROUP) {
+    Lanes lanes{};
     alignas(64) uint16_t words[P::GROUP / 4][UPRIGHT];  // four columns' codes
     for (int64_t w = 0; w < P::GROUP / 4; ++w)
       for (int p = 0; p < PARTS; ++p) {
@@ -197,10 +198,12 @@ static bool code_block_upright(QuantizeCall& q, Blocks& b, const Bf16* x, int64_
     uint8_t* const out = q.codes + r * q.codes_stride + (c + k) / 2;
     for (int64_t i = 0; i < UPRIGHT; i += 8)
       turn_piece(words[0] + i, UPRIGHT, reinterpret_cast<uint16_t*>(out + i * q.codes_stride), q.codes_stride / 2);
+    if (MEASURE && !add_up(lanes, own)) return false;
   }
   if (MEASURE) {
-    if (!add_up(lanes, *sums)) return false;
     sums->count += double(UPRIGHT * width);
+    sums->error += own.error, sums->signal += own.signal;
+    sums->largest = own.largest > sums->largest ? own.largest : sums->largest;
   }
   const int64_t blocks = (q.n + width - 1) / width;
   uint8_t* const scales = static_cast<uint8_t*>(q.scales) + r * blocks + c / width;

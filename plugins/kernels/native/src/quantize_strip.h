@@ -9,6 +9,7 @@ struct alignas(64) Strip {
   float divisor[STRIP + SLACK], total[STRIP + SLACK], point[STRIP + SLACK], minimum[STRIP + SLACK],
       stored_minimum[STRIP + SLACK];
   uint8_t code[STRIP + SLACK];
+  bool spread;  // whether that is of the strip which is worked on
 };
 
 template <typename T>
@@ -144,13 +145,14 @@ static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, 
                   bool same, uint8_t* out, Sums* sums) {
   const int64_t width = q.block_elems;
   Lanes lanes{};
+  if (!same) s.spread = false;
   if (code_by_patterns(q, b, x, first, count, out, sums != nullptr ? &lanes : nullptr) &&
       (sums == nullptr || add_up(lanes, *sums))) {
     if (sums != nullptr) sums->count += double(count);
     return;
   }
   widen(x, count, s.v);
-  if (!same) spread_all(q, b, s, first, count);
+  if (!s.spread) spread_all(q, b, s, first, count), s.spread = true;
   int64_t without = 0;  // values of poisoned blocks: codes 0, and nothing is lost
   const auto poisoned = [&](int64_t i) { return b.scale[(first + i) / width] == nan_of(q.scale); };
   for (int64_t i = 0; b.poisoned && i < count; ++i)

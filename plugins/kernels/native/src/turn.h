@@ -21,8 +21,9 @@ static inline void turn_piece(const uint16_t* x, int64_t stride, uint16_t* out, 
   }
   for (int k = 0; k < 8; ++k) *reinterpret_cast<InMemory*>(out + k * out_stride) = a[k];
 #else
+  InMemory16* const codes = reinterpret_cast<InMemory16*>(out);
   for (int k = 0; k < 8; ++k)
-    for (int r = 0; r < 8; ++r) out[r * out_stride + k] = x[k * stride + r];
+    for (int r = 0; r < 8; ++r) codes[r * out_stride + k] = x[k * stride + r];
 #endif
 }
 static inline void turn_piece(const uint32_t* x, int64_t stride, uint32_t* out, int64_t out_stride) {
