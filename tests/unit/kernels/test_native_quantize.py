@@ -98,7 +98,7 @@ def test_parts_of_what_shares_a_scale(name: str) -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_patterns_of_bfloat16_keep_to_what_rows_share(order: Any) -> None:
-    """Parts of rows of one scale; blocks of no power of two in a band, with rows that float32 cannot add up; long sums."""
+    """Parts of rows of one scale; a band of blocks of no power of two, whose rows float32 cannot add up; long sums."""
     x = np.array(spread((128, 256), -3, 3, 7), BF16)
     ends = Extremes(*(8 * end(x.astype(np.float32), -1, keepdims=True) for end in (np.min, np.max)))
     part, rows = np.array(x[:, :64], order=order), Scheme("e2m1", 0, "e8m0")
