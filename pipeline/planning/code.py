@@ -165,13 +165,22 @@ def _versions(libraries: Iterable[str]) -> dict[str, str]:
     return found
 
 
-@cache
 def version_of(distribution: str) -> str | None:
-    """Of what is installed, or None. Its page comes in the same file; `metadata.version` looks through that as well."""
+    """Of what is installed, or None: it may be later."""
     try:
-        found = metadata.distribution(distribution)
+        return _version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+@cache
+def _version(distribution: str) -> str:
+    """Its page comes in the same file; `metadata.version` looks through that as well.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
+    found = metadata.distribution(distribution)
     head = (found.read_text("METADATA") or "").partition("\n\n")[0]
     said = re.search(r"^Version: *(\S+)$", head, re.MULTILINE)
     return said[1] if said else found.version
