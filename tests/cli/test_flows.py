@@ -220,9 +220,10 @@ def test_generate_is_the_quick_way_to_text(here: Path, thorough: bool) -> None:
     assert ended["finish"] == ["end"]
     assert ended["tokens"][0] == found["tokens"][0][: found["tokens"][0].index(third) + 1]
     if thorough:  # of strings tests/unit/engine/test_generate.py says it
-        stopped = small(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
+        word = re.findall(r" [a-z]+", found["texts"][0])[-1]
+        stopped = small(*options, "prompt=The people", f"sampling.stop=['{word}']").results["generate"]
         assert stopped["finish"] == ["stop"]
-        assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
+        assert stopped["texts"][0] == found["texts"][0].partition(word)[0]
 
 
 def test_a_chat_template_that_is_not_there_is_not_left_out(here: Path) -> None:
