@@ -3,11 +3,11 @@
 // whose sums stay in registers. Included by attention.h.
 
 // What rows see, and what they have found so far; those past the end see nothing.
-struct Lane {
+struct Lanes {
   alignas(64) int32_t first[ROWS], last[ROWS], segment[ROWS];
   alignas(64) float top[ROWS], sum[ROWS], kept[ROWS];
 
-  Lane(const Call& c, int64_t b, int64_t from, int64_t rows) {
+  Lanes(const Call& c, int64_t b, int64_t from, int64_t rows) {
     for (int64_t r = 0; r < ROWS; ++r) {
       const Sight sight = r < rows ? Sight::of(c, b, (from + r) / c.group()) : Sight{0, -1, 0};
       first[r] = sight.first, last[r] = sight.last, segment[r] = sight.segment;
@@ -35,7 +35,7 @@ WM_INLINE Ints bits_of_floats(Floats v) {
 // Of LANES rows from r on: logits [slots][ROWS] of a tile become weights, in place. ALL: all rows see all slots, whose
 // logits are but scaled.
 template <bool ALL>
-static void weigh_lanes(const Call& c, const Tile& t, int64_t slots, int64_t r, Lane& rows, float* logits,
+static void weigh_lanes(const Call& c, const Tile& t, int64_t slots, int64_t r, Lanes& rows, float* logits,
                         Coming& coming) {
   constexpr int32_t NONE = int32_t(0xFF800000);  // -infinity
   Ints first, last, segment;
@@ -123,7 +123,7 @@ static void attend_many(const Call& c, int64_t b, const Some& now, const Some& n
   const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows(), columns = (rows + WIDE - 1) / WIDE * WIDE;
   float *queries = scratch, *logits = queries + c.wide_dims() * ROWS, *keys = logits + SLOTS * ROWS;
   float* const values = keys + SLOTS * c.wide_dims();
-  Lane lanes(c, b, first, rows);
+  Lanes lanes(c, b, first, rows);
   Tile t;
   std::memset(found, 0, size_t(rows * wide) * 4);
   for (int64_t r = 0; r < columns; r += LANES)
