@@ -124,11 +124,13 @@ def optimized() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _memory() -> Iterator[None]:
-    """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes."""
+    """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes. What is
+    there then stays, such as libraries that were imported: the next look need not go through millions of objects."""
     yield
     if (jax := sys.modules.get("jax")) is not None:
         jax.clear_caches()
         gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_finish() -> None:
