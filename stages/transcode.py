@@ -11,8 +11,7 @@ from pipeline.measured import encoded
 from pipeline.method import Method, fitted
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import Box, component_box
-from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.blocks import Box, part_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
@@ -111,15 +110,9 @@ class Recoded(StoreView):
             recoded, stats = encoded(method, method.decode(packed, "F32"), self.unpack)
             meter.error(name, stats)
         within = (*(slice(0, s.stop - s.start) for s in box[:-2]), *box[-2:])
-        return checked(cut(recoded, within), spec, box, name)
+        return checked(part_of(recoded, within), spec, box, name)
 
 
 def _wide(box: Box, spec: TensorSpec) -> Box:
     """Whole matrices."""
     return (*box[:-2], *(slice(0, n) for n in spec.shape[-2:]))
-
-
-def cut(q: QTensor, box: Index) -> QTensor:
-    """The box of a QTensor, which must be whole blocks."""
-    spec = TensorSpec(q.shape, "BF16", q.scheme)
-    return QTensor(scheme=q.scheme, **{c: array[component_box(spec, c, box)] for c, array in q.components.items()})

@@ -324,7 +324,7 @@ def unfollowed(why: OmegaConfBaseException, key: str = "", cfg: DictConfig | Non
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
     if (rule := re.match(r"(rule .+?): ", text)) is not None:
         return Problem(rule[1], text.removeprefix(rule[0]))
-    own = r"(rules_file|activations|activations_scales|activations_rotate|calibrate\.quantile): "
+    own = r"(rules_file|quant|activations|activations_scales|activations_rotate|calibrate\.quantile): "
     if (found := re.match(own, text)) is not None:
         return Problem(found[1], text.removeprefix(found[0]))
     if (found := re.search(r"node `([\w.]+)` is not a container", text)) is not None:

@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.errors import ConfigError
+
 MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
 CONVERSION = (*MODEL, "quant", "export", "kernels", "dask", "allow_requantize")  # … and what becomes of them
 QUALITY = (*MODEL, "calibrate", "evaluate", "kernels", "dask", "allow_requantize")  # … and what is made of texts
@@ -11,7 +13,12 @@ RECORD = "manifest.json"  # what a run that is complete has
 
 
 def of_model(overrides: Sequence[str]) -> list[str]:
-    """Of what was typed what says which weights, but for where they lie."""
+    """Of what was typed what says which weights, but for where they lie.
+
+    Raises:
+        ConfigError: one way to quantize them, where the benchmark has a list.
+    """
+    _several("quants", overrides)
     return _under(MODEL, overrides)
 
 
@@ -21,8 +28,20 @@ def of_conversion(overrides: Sequence[str]) -> list[str]:
 
 
 def of_quality(overrides: Sequence[str]) -> list[str]:
-    """Of what was typed what says which weights, and by which texts they are judged; cells say how they are rounded."""
+    """Of what was typed what says which weights, and by which texts they are judged; cells say how they are rounded.
+
+    Raises:
+        ConfigError: as `of_model`.
+    """
+    _several("bench.quants", overrides)
     return [o for o in _under(QUALITY, overrides) if o.lstrip("+~").partition("=")[0] != "calibrate"]
+
+
+def _several(listed: str, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key == "quant":
+            raise ConfigError(f"quant: this measures a list of them; write '{listed}=[{value}]'")
 
 
 def _under(roots: Sequence[str], overrides: Sequence[str]) -> list[str]:

@@ -91,6 +91,7 @@ BENCHMARKS: Mapping[str, Short] = {  # by the word behind `bench`
     "scale": Short("what things cost against their size", ("flow=bench_scale",), _AGAINST, sources=()),
     "train": Short("how quick a step of training it is", ("flow=bench_train",), _AGAINST),
 }  # fmt: skip
+LISTED = {BENCH: "quants", f"{BENCH} quality": "bench.quants"}  # what is said there in the place of --quant
 SPELT: Mapping[str, Short] = {**SHORT, **{f"{BENCH} {name}": short for name, short in BENCHMARKS.items()}}
 STOPPED = Short("", (), {name: spelt for short in SHORT.values() for name, spelt in short.takes.items()})
 VERBS = (*SHORT, *STOPS, *APART)
@@ -119,6 +120,8 @@ def no_such_option(verb: str | None, word: str) -> str:
     known = own if verb else [*own, *(o for o in OPTIONS if o.startswith("--"))]
     close = nearest(name.lstrip("-"), [option.lstrip("-") for option in known])  # which all begin alike
     near = f"; did you mean {' or '.join(f'--{option}' for option in close)}?" if close else ""
+    if name == QUANT and (listed := LISTED.get(verb or "")):
+        return f"{who}: it measures several; '{listed}=[NAME,NAME…]'"
     of = [other for other, short in SHORT.items() if name in short.takes]
     if of:
         near = f"; {', '.join(of)} {'has' if len(of) == 1 else 'have'} it"

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.hooks import optional
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, StoreHooks, TensorStore, normalize
 
 Box = tuple[slice, ...]
@@ -156,9 +156,22 @@ def each(value: Any, fn: Callable[[Any], Any]) -> Any:
     return fn(value)
 
 
-def inner_box(value: Any, spec: TensorSpec, box: Box) -> Any:
-    """The box of a value of `spec`."""
+def empty(shape: tuple[int, ...], scheme: Scheme) -> QTensor:
+    """A QTensor to be filled."""
+    dtypes = scheme.dtypes
+    found: dict[str, Any] = {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in scheme.components(shape).items()}
+    return QTensor(scheme=scheme, **found)
+
+
+def part_of(q: QTensor, box: Index) -> QTensor:
+    """The box of a QTensor, which must be whole blocks: views of its arrays."""
+    spec = TensorSpec(tuple(q.shape), "BF16", q.scheme)
+    found: dict[str, Any] = {c: array[component_box(spec, c, box)] for c, array in q.components.items()}
+    return replace(q, **found)
+
+
+def inner_box(value: Any, box: Box) -> Any:
+    """The box of an array or QTensor, contiguous."""
     if not isinstance(value, QTensor):
         return np.ascontiguousarray(value[box])
-    out: dict[str, Any] = {c: np.ascontiguousarray(a[component_box(spec, c, box)]) for c, a in value.components.items()}
-    return replace(value, **out)
+    return each(part_of(value, box), np.ascontiguousarray)

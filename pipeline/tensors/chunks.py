@@ -10,6 +10,7 @@ from math import ceil, lcm, prod
 
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index
 
 ROW_ALIGN = 4096  # elements; where even one dimension is too long, it is cut at whole pages and whole blocks
 
@@ -45,6 +46,12 @@ def cut(name: str, shape: tuple[int, ...], chunk_elems: int, grain: tuple[int, .
             yield Piece(name, (*lead, part, *rest))
 
 
+def cut_box(box: Index, elems: int, grain: tuple[int, ...] = ()) -> Iterator[tuple[slice, ...]]:
+    """Boxes that are together `box`; see `cut`."""
+    for piece in cut("", tuple(s.stop - s.start for s in box), elems, grain):
+        yield tuple(slice(b.start + p.start, b.start + p.stop) for b, p in zip(box, piece.index, strict=True))
+
+
 def _slices(n: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
@@ -75,7 +82,7 @@ def pack_boxes(
     for name, box in boxes:
         shape = tuple(s.stop - s.start for s in box)
         if (size := prod(shape)) > chunk_elems // 2:
-            yield from ((_at(piece, box),) for piece in cut(name, shape, chunk_elems, grains.get(name, ())))
+            yield from ((Piece(name, part),) for part in cut_box(box, chunk_elems, grains.get(name, ())))
             continue
         if group and filled + size > chunk_elems:
             yield tuple(group)
@@ -84,9 +91,3 @@ def pack_boxes(
         filled += size
     if group:
         yield tuple(group)
-
-
-def _at(piece: Piece, box: tuple[slice, ...]) -> Piece:
-    """A piece of a box as one of the tensor."""
-    index = zip(box, piece.index, strict=True)
-    return Piece(piece.tensor, tuple(slice(b.start + p.start, b.start + p.stop) for b, p in index))

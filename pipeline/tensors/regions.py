@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.tensors.blocks import Box, common, grain_of, outward
-from pipeline.tensors.chunks import cut
+from pipeline.tensors.chunks import cut_box
 from pipeline.tensors.store import TensorStore
 
 READ_ELEMS = 16 << 20  # values read at once; a lazily quantized box takes a few times its bf16 bytes
@@ -59,7 +59,7 @@ def portions(
     for box in boxes:
         together.setdefault(ends(outward(box, shape, whole)), []).append(box)
     for sides, filled in together.items():
-        inner = tuple(_cut(tuple(slice(*side) for side in sides[stack:]), elems, grain))
+        inner = tuple(cut_box(tuple(slice(*side) for side in sides[stack:]), elems, grain))
         tensors = [(i, (slice(i, i + 1),)) for i in range(*sides[0])] if stack else [(0, ())]
         yield Portion(tuple(filled), tuple(Read(i, box, (*lead, *box)) for i, lead in tensors for box in inner))
 
@@ -83,9 +83,3 @@ def within(box: Box, outer: Box) -> Box:
 def ends(box: Box) -> tuple[tuple[int, int], ...]:
     """A box to be looked up by."""
     return tuple((s.start, s.stop) for s in box)
-
-
-def _cut(region: Box, elems: int, grain: tuple[int, ...]) -> Iterator[Box]:
-    """Boxes that are together `region`, whose bounds are multiples of `grain`."""
-    for piece in cut("", tuple(s.stop - s.start for s in region), elems, grain):
-        yield tuple(slice(r.start + p.start, r.start + p.stop) for r, p in zip(region, piece.index, strict=True))

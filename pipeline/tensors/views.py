@@ -84,7 +84,7 @@ class JoinedStore:
         value = self._read(bound, box)
         if box != wanted:
             inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
-            value = inner_box(value, replace(bound.spec, shape=tuple(b.stop - b.start for b in box)), inner)
+            value = inner_box(value, inner)
         return checked(value, bound.spec, index, name)
 
     def _taken(self, name: str, box: Box) -> Box:
@@ -313,7 +313,7 @@ class MappedStore(StoreView):
         if outer == box:
             return value
         inner = tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
-        return inner_box(value, replace(spec, shape=tuple(o.stop - o.start for o in outer)), inner)
+        return inner_box(value, inner)
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
         shape = self.specs[name].shape

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.stage import Checkpoint
-from pipeline.tensors.blocks import component_box
+from pipeline.tensors.blocks import component_box, each, part_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, STRUCTS, Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
@@ -113,8 +113,7 @@ def cut(value: Any, index: Index) -> Any:
     """A copy of a box of an array or QTensor."""
     if not isinstance(value, QTensor):
         return np.array(value[normalize(index, tuple(value.shape))])
-    parts = {c: np.array(a[component_box(spec_of(value), c, index)]) for c, a in value.components.items()}
-    return QTensor(scheme=value.scheme, **parts)
+    return each(part_of(value, index), np.array)
 
 
 def same(a: Any, b: Any) -> bool:

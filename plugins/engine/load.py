@@ -5,7 +5,6 @@ Each process reads what its own devices hold, each box once whatever the number 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -165,7 +164,7 @@ def _copy(value: Any, at: Box, part: Box, into: dict[str, Any], box: Box, spec: 
     """Copy `part` of a parameter from `value`, which is its box `at`, to `into`, which is its box `box`."""
     if part != at:
         inner = within(part, at)[1:] if stack else within(part, at)
-        value = inner_box(value, replace(spec, shape=value.shape), inner)
+        value = inner_box(value, inner)
     for component, array in (value.components if isinstance(value, QTensor) else {"values": value}).items():
         origin = component_box(spec, component, box)
         into[component][within(component_box(spec, component, part), origin)] = array

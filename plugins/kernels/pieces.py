@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ValueRangeError
-from pipeline.tensors.blocks import Box, block_grain, component_box, inner_box
+from pipeline.tensors.blocks import Box, block_grain, component_box, empty, inner_box
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.matrices import Extremes, ExtremesOf
 from pipeline.tensors.qtensor import QTensor
@@ -51,8 +51,7 @@ def quantized(
     if len(pieces) < 2:
         weights = {} if importance is None else {"importance": importance}
         return fn(x, scheme, measure=measure, observed=observed, rows=rows, place=place, **weights, **options)
-    dtypes = scheme.dtypes
-    out: dict[str, Any] = {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in scheme.components(spec.shape).items()}
+    q = empty(spec.shape, scheme)
     store, found, stats = _Whole(x, {"": spec}), ExtremesOf(), ErrorStats()
     for box in pieces:
         of = _part(observed, box, 0) if observed is not None else found.box(store, "", box, _never)
@@ -70,8 +69,7 @@ def quantized(
             part, more = part
             stats += more
         for component, array in part.components.items():
-            out[component][component_box(spec, component, box)] = array
-    q = QTensor(scheme=scheme, **out)
+            q.component(component)[component_box(spec, component, box)] = array
     return (q, stats) if measure else q
 
 
@@ -83,7 +81,7 @@ def dequantized(fn: Callable[..., Any], q: QTensor, dtype: str, most: int, *, ov
         return fn(q, dtype, overflow=overflow)
     out = np.empty(spec.shape, numpy_dtype(dtype))
     for box in pieces:
-        out[box] = _placed(spec.shape, box, fn, inner_box(q, spec, box), dtype, overflow=overflow)
+        out[box] = _placed(spec.shape, box, fn, inner_box(q, box), dtype, overflow=overflow)
     return out
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.errors import ValueRangeError
+from pipeline.tensors.blocks import empty
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name, numpy_dtype
@@ -75,9 +76,7 @@ def quantize(
         x = np.array(x, x.dtype.newbyteorder("="), order="C")  # a copy: what is contiguous may be misaligned
     twice = scheme.second == "dynamic8"
     here = replace(scheme, scale="f32", second=None) if twice else scheme
-    shapes, dtypes = here.components(x.shape), here.dtypes
-    q = QTensor(scheme=here, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
-    call, stats = described(here, recipe), np.zeros(4)
+    q, call, stats = empty(x.shape, here), described(here, recipe), np.zeros(4)
     call.dtype, call.stats = FLOATS.index(dtype_name(x.dtype)), stats.ctypes.data if measure and not twice else None
     before = 0
     for lead, matrix in as_matrices(x):

@@ -1,6 +1,7 @@
 """`flow=bench`: who is measured and who is not, what is slow or wrong, what was done already, and what got worse."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pipeline
 from pipeline.bench import against, energy, rows, turns
 from pipeline.bench import leaks as leaks_
 from pipeline.bench.per_token import PerToken, per_token
-from pipeline.config.measuring import of_model, unfinished
+from pipeline.config.measuring import of_model, of_quality, unfinished
 from pipeline.errors import ConfigError, WeightmillError
 from pipeline.records import schemas
 from pipeline.records.registry import find
@@ -294,6 +295,12 @@ def test_a_benchmark_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_only_what_says_which_weights_goes_to_exports() -> None:
     typed = ["+model=llama", "model.source=x", "model.extra_rules=[]", "flow=bench", "quants=[int8]", "seed=3"]
     assert of_model(typed) == ["+model=llama", "model.extra_rules=[]", "seed=3"]
+
+
+@pytest.mark.parametrize(("of", "listed"), [(of_model, "quants"), (of_quality, "bench.quants")])
+def test_one_quant_is_refused_where_several_are_measured(of: Any, listed: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"quant: this measures a list of them; write '{listed}=[int4]'")):
+        of(["+model=llama", "quant=int4"])
 
 
 @pytest.mark.parametrize(

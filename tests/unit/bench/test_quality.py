@@ -79,7 +79,7 @@ def test_every_cell_that_was_measured_is_a_figure() -> None:
 
 
 def test_what_is_typed_goes_to_cells_but_for_how_they_round() -> None:
-    typed = ["+model=gpt_oss", "model.source=x", "calibrate=awq", "calibrate.texts=[a]", "quant=int4", "bench.rounds=1",
+    typed = ["+model=gpt_oss", "model.source=x", "calibrate=awq", "calibrate.texts=[a]", "bench.rounds=1",
              "evaluate.texts=[b]", "paths.outputs=o", "seed=1"]  # fmt: skip
     assert of_quality(typed) == ["+model=gpt_oss", "calibrate.texts=[a]", "evaluate.texts=[b]", "seed=1"]
 

@@ -309,6 +309,7 @@ WRONG = {
     "convert mine --texts a": (
         "convert --texts: there is no such option; evaluate has it (weightmill convert --help says what there is)"
     ),
+    "bench mine --quant int4": "bench --quant: it measures several; 'quants=[NAME,NAME…]'",
     "convert mine --temprature 1": (
         "convert --temprature: there is no such option (weightmill convert --help says what there is)"
     ),
