@@ -1,7 +1,7 @@
 """Our Hydra plugins; Hydra accepts them from this package only.
 
 Its discovery skips modules whose names begin so, or every program with Hydra in it would import all of this: we make
-them known ourselves, to programs of ours (`pipeline.config.compose.register`).
+them known ourselves, to programs of ours (`pipeline.config.resolvers.register`).
 
 The search path: the config folders of installed third-party plugins.
 
@@ -26,10 +26,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline import redact, terminal
-from pipeline.config.compose import load_run, plugin_folder, plugins, unresolved
+from pipeline.config.compose import load_run, unresolved
 from pipeline.config.explain import explain
 from pipeline.config.jobs import combined
 from pipeline.config.names import short_names
+from pipeline.config.options import plugin_folder, plugins
 from pipeline.errors import ConfigError, PlanError, Problem, StorageError, WeightmillError
 from pipeline.places import hindrance
 

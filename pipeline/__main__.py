@@ -38,9 +38,11 @@ from omegaconf import DictConfig
 from pipeline import backends, terminal
 from pipeline.config import auto, line, usage, verbs
 from pipeline.config.asked import COMMANDS
-from pipeline.config.compose import CONF, load_run, option_folders, options, register, unresolved
+from pipeline.config.compose import load_run, unresolved
 from pipeline.config.families import checkpoints
+from pipeline.config.options import CONF, option_folders, options
 from pipeline.config.overrides import as_typed, for_jobs
+from pipeline.config.resolvers import register
 from pipeline.config.words import before_dashes
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.reporting import console

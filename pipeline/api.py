@@ -235,7 +235,7 @@ def load_model(
     Raises:
         as `run`.
     """
-    from pipeline.config.compose import options
+    from pipeline.config.options import options
     from pipeline.config.overrides import quoted
     from pipeline.running import text_stream
     from pipeline.running.loading import STAGES, loaded
@@ -299,9 +299,11 @@ def _composed(
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from pipeline.config.compose import CONF, load_run, register, search_override
+    from pipeline.config.compose import load_run
     from pipeline.config.explain import explain
+    from pipeline.config.options import CONF, search_override
     from pipeline.config.overrides import as_typed
+    from pipeline.config.resolvers import register
     from pipeline.planning.model_choice import with_model
 
     folder = Path(config_dir).absolute() if config_dir else None
@@ -335,8 +337,10 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> "Ru
     """
     from hydra import compose, initialize_config_dir
 
-    from pipeline.config.compose import CONF, load_run, register, search_override
+    from pipeline.config.compose import load_run
+    from pipeline.config.options import CONF, search_override
     from pipeline.config.overrides import as_typed
+    from pipeline.config.resolvers import register
     from pipeline.planning.model_choice import with_model
 
     search = search_override(config_dir.absolute() if config_dir else None)

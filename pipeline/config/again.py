@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config.compose import allowed_packages
+from pipeline.config.options import allowed_packages
 from pipeline.config.resolve import Resolver
 from pipeline.config.spine import RunConfig, Spine
 from pipeline.errors import ConfigError, PlanError, Problem

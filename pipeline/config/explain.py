@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import extend, moved, synonyms
-from pipeline.config.compose import CONF, options, search_override, unfollowed
+from pipeline.config.compose import unfollowed
 from pipeline.config.grammar import misread
+from pipeline.config.options import CONF, options, search_override
 from pipeline.config.overrides import parsed_override
 from pipeline.config.synonyms import meant
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some

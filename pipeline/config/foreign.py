@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import CONF, options
+from pipeline.config.options import CONF, options
 from pipeline.config.synonyms import instead
 from pipeline.config.verbs import EXAMPLE, MODEL, OWN, SHORT, STOPPED, STOPS, VERBS, no_such_option
 from pipeline.config.words import OPTION, OPTIONS, OVERRIDE, before_dashes, door, is_option

@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from pipeline.config.compose import options
+from pipeline.config.options import options
 from pipeline.config.overrides import parsed_override, quoted
 from pipeline.config.synonyms import meant
 from pipeline.errors import did_you_mean

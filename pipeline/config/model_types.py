@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import option_folders
+from pipeline.config.options import option_folders
 from pipeline.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from pipeline.config import extend, synonyms
-from pipeline.config.compose import CONF, option_folders
+from pipeline.config.options import CONF, option_folders
 from pipeline.errors import ConfigError, did_you_mean, some
 
 LEFT_OUT = ("hydra",)  # Hydra's own groups and settings

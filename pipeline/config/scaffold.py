@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.config.compose import CONF, options, plugins
+from pipeline.config.options import CONF, options, plugins
 from pipeline.config.words import door
 from pipeline.errors import ConfigError
 from pipeline.files import folder_for, write_new
@@ -175,7 +175,7 @@ def check_name(name: str, kind: str, taken: Collection[str], whose: str = "") ->
 
 def _of(plugin: object) -> list[str]:
     """Stages that an installed plugin brings."""
-    from pipeline.config.compose import plugin_folder
+    from pipeline.config.options import plugin_folder
 
     folder = plugin_folder(plugin)  # type: ignore[arg-type]
     return [p.stem for p in (folder / "stages").glob("*.yaml")] if folder else []

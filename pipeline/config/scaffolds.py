@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.config.compose import CONF, options
 from pipeline.config.joined import KINDS, own
+from pipeline.config.options import CONF, options
 from pipeline.config.scaffold import check_name, parsed, shown
 from pipeline.config.words import door
 from pipeline.errors import ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.asked import COMMANDS
-from pipeline.config.compose import keys, options
+from pipeline.config.options import keys, options
 from pipeline.config.overrides import PROMPTS, listed, parsed_override, quoted
 from pipeline.config.overrides import TEXTS as TYPED
 from pipeline.config.words import DELETION, OPTION, OPTIONS, OVERRIDE, door, is_option, there

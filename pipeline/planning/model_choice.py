@@ -12,11 +12,11 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.compose import CONF, allowed_packages, no_model, option_folders, options
 from pipeline.config.families import named_like
 from pipeline.config.grammar import misread
 from pipeline.config.joined import joined
 from pipeline.config.model_types import model_types
+from pipeline.config.options import CONF, allowed_packages, no_model, option_folders, options
 from pipeline.config.overrides import parsed_override
 from pipeline.config.resolve import Resolver
 from pipeline.config.words import there

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.again import again
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 from pipeline.config.spine import RunConfig
 from pipeline.digest import digest_file
 from pipeline.errors import SourceError, StorageError, WeightmillError, some

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 from pipeline.config.resolve import Resolver
 from pipeline.errors import WeightmillError
 from pipeline.stage import Checkpoint, Context

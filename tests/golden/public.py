@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from pipeline.config import moved
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")

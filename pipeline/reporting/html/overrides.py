@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([a-z_][\w.]*)(?=[},])")

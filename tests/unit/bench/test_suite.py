@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.bench.against import NAME
 from pipeline.config import line
-from pipeline.config.compose import options
+from pipeline.config.options import options
 from pipeline.errors import ConfigError, StorageError
 from pipeline.planning.rates import machine
 from pipeline.records.run import MANIFEST

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api import _composed
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 
 EXPERIMENTS = sorted(path.stem for path in Path(CONF, "experiment").glob("*.yaml"))
 

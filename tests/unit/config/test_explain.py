@@ -6,8 +6,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import explain as explaining
-from pipeline.config.compose import CONF, register
 from pipeline.config.explain import explain, mistakes
+from pipeline.config.options import CONF
+from pipeline.config.resolvers import register
 
 KEPT = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import CONF
 from pipeline.config.families import checkpoints, named_like
+from pipeline.config.options import CONF
 
 
 def test_families_have_no_source_and_checkpoints_have(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from pipeline.config.compose import register
 from pipeline.config.grammar import misread
 from pipeline.config.overrides import parsed_override
+from pipeline.config.resolvers import register
 
 RAW = re.compile(r"mismatched input|no viable|LexerNo|extraneous|Error parsing|Config group override|concatenate", re.I)
 KEYS = ("quant", "train/optimizer", "export.path", "seed", "evaluate.texts", "model.rules", "mesh.axes", "nokey", "zip")

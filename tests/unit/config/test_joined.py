@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.api import compose_run
 from pipeline.config import extend
-from pipeline.config.compose import CONF
 from pipeline.config.joined import joined
+from pipeline.config.options import CONF
 from pipeline.errors import ConfigError
 from tests.cases.guests import guest
 

@@ -6,8 +6,8 @@ import pytest
 from hydra.errors import HydraException
 
 from pipeline.api import compose_run
-from pipeline.config.compose import options
 from pipeline.config.explain import explain
+from pipeline.config.options import options
 from pipeline.errors import PlanError
 from pipeline.mesh import SINGLE, Mesh
 

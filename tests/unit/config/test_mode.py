@@ -10,7 +10,7 @@ import pytest
 from hydra._internal.hydra import Hydra
 
 from pipeline import __main__ as command_line
-from pipeline.config import compose
+from pipeline.config.options import CONF
 from pipeline.errors import WeightmillError
 from tests.unit.config.test_overrides import TINY
 
@@ -62,4 +62,4 @@ def test_a_folder_of_the_user_s_says_it(composed: list[str], tmp_path: Path) -> 
 
 
 def test_our_own_settings_do_not_say_it() -> None:
-    assert not any("MULTIRUN" in file.read_text() for file in compose.CONF.rglob("*.yaml"))
+    assert not any("MULTIRUN" in file.read_text() for file in CONF.rglob("*.yaml"))

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
 from pipeline.api import compose_run
-from pipeline.config.compose import CONF, options
+from pipeline.config.options import CONF, options
 from pipeline.errors import PlanError
 from pipeline.planning.memory import plan_run
 from plugins.formats.hub.files import Address

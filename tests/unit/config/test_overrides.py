@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 
 from pipeline import prompts
 from pipeline.api import _composed, compose_run
-from pipeline.config.compose import CONF
 from pipeline.config.model_types import model_types
+from pipeline.config.options import CONF
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.memory import plan_run

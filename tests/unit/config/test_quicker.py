@@ -18,7 +18,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, base
 from omegaconf.errors import GrammarParseError
 
 from pipeline.config import quicker
-from pipeline.config.compose import CONF, register
+from pipeline.config.options import CONF
+from pipeline.config.resolvers import register
 
 
 def slow() -> type[yaml.SafeLoader]:
@@ -95,7 +96,7 @@ def test_another_program_of_hydra_has_its_mode(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("hydra: {mode: MULTIRUN, sweeper: {params: {a: '1,2'}}}\na: 0\n")
     (tmp_path / "other.py").write_text(
-        "import hydra\nfrom pipeline.config.compose import register\nregister()\n"
+        "import hydra\nfrom pipeline.config.resolvers import register\nregister()\n"
         "@hydra.main(config_path='conf', config_name='config', version_base='1.3')\n"
         "def main(cfg): print('job', cfg.a)\nmain()\n"
     )

@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.config import extend, reference
-from pipeline.config.compose import CONF, register
+from pipeline.config.options import CONF
+from pipeline.config.resolvers import register
 from pipeline.errors import ConfigError
 from pipeline.reporting import reference as shown
 

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.api import compose_run
 from pipeline.config import synonyms
-from pipeline.config.compose import options
 from pipeline.config.explain import explain
+from pipeline.config.options import options
 
 BASE = ["+model=gpt_oss", "quant=int4"]
 

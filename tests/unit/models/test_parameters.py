@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.api import compose_run
-from pipeline.config.compose import CONF, options
+from pipeline.config.options import CONF, options
 from pipeline.errors import PlanError, SourceError
 from pipeline.hooks import optional
 from pipeline.mesh import COMPUTED, ONLY_STORED, Parameter

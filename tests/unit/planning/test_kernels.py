@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.api import compose_run
 from pipeline.backends import backends_of
-from pipeline.config.compose import CONF
+from pipeline.config.options import CONF
 from pipeline.errors import PlanError
 from pipeline.ops import Kernel
 from pipeline.planning import kernels
