@@ -23,6 +23,7 @@ from tests.cases.quantized import quant_method
 from tests.sharding import models
 
 SHORT = Reconstruction(updates=40, batch=8, scale_rate=4e-3, round_rate=3e-2, look=10, held_out=0.25)
+BRIEF = replace(SHORT, updates=8, look=4)
 ROWS = np.random.default_rng(1).integers(0, models.VOCAB, (64, 24)).tolist()
 
 
@@ -87,7 +88,7 @@ def test_scales_and_roundings_learn_each_alone(alone: str, tmp_path: Path) -> No
 def test_where_nothing_is_better_it_stays_what_it_was(tmp_path: Path) -> None:
     """Numbers that leap about lose more, and the beginning is among the states that are judged."""
     how = replace(SHORT, scale_rate=50.0, round_rate=50.0)
-    begun, made, said = learned(tmp_path, models.checkpoint("llama", layers=1), "int8", how)
+    begun, made, said = learned(tmp_path, models.checkpoint("llama", layers=1), "int4", how)
     assert said["blocks.0"]["update"] == 0
     assert said["blocks.0"]["changed"] == 0
     for name in made.files:
@@ -103,7 +104,7 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     def bytes_of(folder: Path) -> dict[str, bytes]:
         return {p.name: p.read_bytes() for p in sorted(folder.glob("blocks.*.npz"))}
 
-    learned(tmp_path / "whole", plain, "mxfp4")
+    learned(tmp_path / "whole", plain, "mxfp4", BRIEF)
     save, trained, learn = blockwise._save, list[int](), blockwise._learn
 
     def killed(path: Path, array: Any) -> None:
@@ -117,7 +118,7 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(blockwise, "_save", killed)
     with pytest.raises(KeyboardInterrupt):
-        learned(tmp_path / "killed", plain, "mxfp4")
+        learned(tmp_path / "killed", plain, "mxfp4", BRIEF)
     assert not bytes_of(tmp_path / "killed")
 
     def killed_later(path: Path, array: Any) -> None:
@@ -127,11 +128,11 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(blockwise, "_save", killed_later)
     with pytest.raises(KeyboardInterrupt):
-        learned(tmp_path / "killed", plain, "mxfp4")
+        learned(tmp_path / "killed", plain, "mxfp4", BRIEF)
     assert [*bytes_of(tmp_path / "killed")] == ["blocks.0.npz"]
     monkeypatch.setattr(blockwise, "_save", save)
     monkeypatch.setattr(blockwise, "_learn", counted)
-    learned(tmp_path / "killed", plain, "mxfp4")
+    learned(tmp_path / "killed", plain, "mxfp4", BRIEF)
     assert trained == [1]
     assert bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
 
