@@ -28,6 +28,8 @@ constexpr int64_t part_of(int64_t key_heads, bool few, int64_t slots) {
 }
 
 constexpr int64_t MANY_TASKS = 64;  // blocks of rows of a key head: then threads have enough to share
+// Of a slot, keys and values of the heads that a thread has at once: of 64 of them and the next 64, half of a second cache.
+constexpr int64_t SLOT_FLOATS = 1 << 10;
 constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
 constexpr int64_t USUAL_FLOATS = 20 << 10;   // of scratch: a step with heads of 128
 constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
@@ -86,7 +88,9 @@ void run(ffi::ThreadPool& pool, const Call& c, bool few, int64_t most_rows, int6
   const int64_t threads = std::clamp<int64_t>(worth, 1, pool.num_threads());
   // Of a few rows a thread has several heads at once, whose keys lie together, if there are enough parts for all threads.
   const int64_t groups = int64_t(blocks.size()) * parts, wanted = !few ? c.key_heads : (4 * threads + groups - 1) / groups;
-  const int64_t heads = (c.key_heads + std::min(wanted, c.key_heads) - 1) / std::min(wanted, c.key_heads);
+  const int64_t fit = few ? std::max<int64_t>(1, SLOT_FLOATS / (c.dims + c.value_dims)) : c.key_heads;
+  const int64_t shared_out = (c.key_heads + std::min(wanted, c.key_heads) - 1) / std::min(wanted, c.key_heads);
+  const int64_t heads = std::min(fit, shared_out);
   const int64_t ranges = (c.key_heads + heads - 1) / heads;
   const int64_t tasks = int64_t(blocks.size()) * c.key_heads;
   const Scratch<> results(whole ? 0 : tasks * parts * found_floats);

@@ -1,21 +1,47 @@
 // Attention of a few rows of a key head, as in a step of decoding: keys and values meet them as they are read, and are not
 // written anywhere before. Included by attention.h.
 
-// Of v[0], …, v[LANES - 1].
+// What is added up in lanes, of keys[N] that registers hold at once: `folded` of N sums is one register, and `totals` of
+// all that keys of LANES slots became, in their order, is what each of them sums up to.
 #if WM_SIMD == 512
-WM_INLINE Floats totals(const Floats v[LANES]) {
-  __m512 a[8], b[4], c[2];
-  for (int i = 0; i < 8; ++i) {
-    const __m512 x = (__m512)v[2 * i], y = (__m512)v[2 * i + 1];
-    a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
-  }
-  for (int i = 0; i < 4; ++i)
-    b[i] = _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xEE));
-  for (int i = 0; i < 2; ++i)
-    c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
-  return (Floats)_mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+constexpr int keys_at_once(int rows) { return rows <= 4 ? 4 : 2; }
+
+WM_INLINE Floats in_pairs(Floats v, Floats w) {
+  const __m512 x = (__m512)v, y = (__m512)w;
+  return (Floats)_mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+}
+
+WM_INLINE Floats in_fours(Floats v, Floats w) {
+  const __m512 x = (__m512)v, y = (__m512)w;
+  return (Floats)_mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xEE));
+}
+
+WM_INLINE Floats in_quarters(Floats v, Floats w) {
+  const __m512 x = (__m512)v, y = (__m512)w;
+  return (Floats)_mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xDD));
+}
+
+template <int N>
+WM_INLINE Floats folded(const Floats v[N]) {
+  if constexpr (N == 2) return in_pairs(v[0], v[1]);
+  else return in_fours(in_pairs(v[0], v[1]), in_pairs(v[2], v[3]));
+}
+
+template <int N>
+WM_INLINE Floats totals(const Floats v[LANES / N]) {
+  if constexpr (N == 4) return in_quarters(in_quarters(v[0], v[1]), in_quarters(v[2], v[3]));
+  else return in_quarters(in_quarters(in_fours(v[0], v[1]), in_fours(v[2], v[3])),
+                          in_quarters(in_fours(v[4], v[5]), in_fours(v[6], v[7])));
 }
 #else
+constexpr int keys_at_once(int) { return 1; }
+
+template <int N>
+WM_INLINE Floats folded(const Floats v[N]) {
+  return v[0];
+}
+
+template <int N>
 WM_INLINE Floats totals(const Floats v[LANES]) {
   Floats turned[LANES];
   std::memcpy(turned, v, sizeof turned);
@@ -46,22 +72,31 @@ static void meet_keys(const Call& c, const Held& held, int64_t count, const floa
                       Coming& coming) {
   constexpr int64_t BITS = decoding::bits(E);
   const int64_t whole = c.dims / LANES * LANES;
+  constexpr int N = keys_at_once(R);
   for (int64_t i = 0; i < count; i += LANES) {
-    alignas(64) Floats sums[R][LANES];
-    for (int l = 0; l < LANES; ++l) {
-      const uint8_t* key = held.key[i + l < count ? i + l : count - 1];
-      Floats sum[R] = {};
-      const auto add = [&](Floats k, int64_t d) __attribute__((always_inline)) {
+    alignas(64) Floats sums[R][LANES / N];
+    for (int l = 0; l < LANES; l += N) {
+      const uint8_t* key[N];
+      for (int n = 0; n < N; ++n) key[n] = held.key[i + l + n < count ? i + l + n : count - 1];
+      Floats sum[R][N] = {};
+      const auto add = [&](int n, Floats k, int64_t d) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) sum[r] = fused(k, load(q + r * q_stride + d), sum[r]);
+        for (int r = 0; r < R; ++r) sum[r][n] = fused(k, load(q + r * q_stride + d), sum[r][n]);
       };
-      for (int64_t d = 0; d < whole; d += LANES) add(decoding::elements<E>(key + d * BITS / 8), d);
-      if (whole < c.dims) add(decoding::some<E>(key + whole * BITS / 8, c.dims - whole), whole);
+      for (int64_t d = 0; d < whole; d += LANES) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) add(n, decoding::elements<E>(key[n] + d * BITS / 8), d);
+      }
+      if (whole < c.dims) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) add(n, decoding::some<E>(key[n] + whole * BITS / 8, c.dims - whole), whole);
+      }
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) sums[r][l] = sum[r];
-      coming.take(1);
+      for (int r = 0; r < R; ++r) sums[r][l / N] = folded<N>(sum[r]);
+      coming.take(N);
     }
-    for (int r = 0; r < R; ++r) store(logits + r * SLOTS + i, totals(sums[r]));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(logits + r * SLOTS + i, totals<N>(sums[r]));
   }
 }
 
@@ -151,7 +186,7 @@ static void attend_few(const Call& c, int64_t b, const Some& now, const Some& ne
     for (int64_t h = 0; h < now.heads; ++h) {
       const int64_t head = now.head + h;
       float *own = found + h * apart, *sum = own + most * wide, *top = sum + most;
-      describe(c, b, head, now.index + i, here, columns, t);
+      if (h == 0 || c.k_scales || c.v_scales) describe(c, b, head, now.index + i, here, columns, t);  // else all alike
       const Held held(c, b, head, now.index + i, here);
       few_any(c.element, rows, c, held, here, q + h * rows * stride, stride, logits, kept, own, coming, [&](int64_t r) {
         return weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
