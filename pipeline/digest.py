@@ -70,7 +70,7 @@ def digest_file(path: Path, *, sync: bool = False) -> Digested:
     return Digested(path, nbytes, hasher.hexdigest())
 
 
-def digest(content: bytes) -> str:
+def digest(content: bytes | memoryview) -> str:
     """The digest that a file of this content has."""
     return xxhash.xxh3_128_hexdigest(content)
 

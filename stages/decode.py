@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pipeline.errors import ValueRangeError
 from pipeline.ops import Call, Kernel
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.qtensor import QTensor
@@ -50,4 +51,11 @@ class AsBf16:
 
     def apply(self, name: str, value: Any, index: Index) -> Any:
         wide = not isinstance(value, QTensor) and value.dtype.kind == "f" and value.dtype.itemsize in (2, 4, 8)
-        return self.cast(value, "BF16") if wide and value.dtype.name in ("float16", "float32", "float64") else value
+        if not wide or value.dtype.name not in ("float16", "float32", "float64"):
+            return value
+        try:
+            return self.cast(value, "BF16")
+        except ValueRangeError as why:
+            at = ",".join(f"{s.start}:{s.stop}" for s in index)
+            where = f"{name}[{at}]" if at else name
+            raise ValueRangeError(f"{where}: {why}; stages.decode.dtype=keep leaves tensors as they are") from None

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from pipeline import meter, tracing
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError
 from pipeline.running.progress import Progress
 from plugins.engine import sampling as samplers
 from plugins.engine.kept import Kept
@@ -142,6 +142,7 @@ def generate(
 
     Raises:
         ConfigError: an empty prompt, an id outside the vocabulary, stop strings without a tokenizer.
+        StageError: the model gives NaN.
     """
     _check(runtime, prompts, sampling, tokenizer)
     before = runtime.compile_s
@@ -192,9 +193,7 @@ def generate(
             pending.append((count, made))
             steps += count
         for tokens in shown.T:
-            for i, row in enumerate(rows):
-                if row.finish is None and (text := row.push(int(tokens[i]))):
-                    on_text(i, text)
+            _push(rows, tokens, on_text)
             if not wanted():
                 _interrupt(rows, on_text)
         if all(r.finish for r in rows):
@@ -214,6 +213,24 @@ def generate(
         prompts=len(prompts), prepare=prepared,
     )  # fmt: skip
     return [r.completion for r in rows], timings
+
+
+def _push(rows: Sequence[_Row], tokens: Any, on_text: Callable[[int, str], None]) -> None:
+    """
+    Raises:
+        StageError: the model gave NaN.
+    """
+    for i, row in enumerate(rows):
+        if row.finish is not None:
+            continue
+        if tokens[i] == samplers.NOTHING:
+            of = f"prompt {i}: " if len(rows) > 1 else ""
+            raise StageError(
+                f"{of}the model gives NaN for the next token, after {len(row.tokens)} that it gave: a weight that is "
+                "not finite, or a setting of config.json that no such model has"
+            )
+        if text := row.push(int(tokens[i])):
+            on_text(i, text)
 
 
 def _interrupt(rows: Sequence[_Row], on_text: Callable[[int, str], None]) -> None:

@@ -6,6 +6,7 @@ from numbers import Integral
 from pipeline.errors import ConfigError
 
 MOST_BITS = 63  # of a seed, beside its sign
+COLDEST = 1e-30  # logits divided by less may leave float32, and then the likeliest is not known from others
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Sampling:
             raise ConfigError(f"stop: {strange[0]!r} is no text; a list of texts is expected, such as ['{strange[0]}']")
         if not isinstance(self.seed, Integral):
             raise ConfigError(f"seed={self.seed!r}: a whole number is expected")
+        warm = self.temperature >= COLDEST
         checks = {
-            "temperature": (self.temperature, self.temperature >= 0, "0 (greedy) or more"),
+            "temperature": (self.temperature, warm or self.temperature == 0, f"0 (greedy), or {COLDEST} or more,"),
             "top_k": (self.top_k, 0 <= self.top_k < 2**31, "0 (all) or more, below 2^31,"),
             "top_p": (self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
             "min_p": (self.min_p, 0 <= self.min_p <= 1, "from 0 to 1"),

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from plugins.engine.options import Sampling
 
+NOTHING = -1
+"""In the place of a token, where the logit that was chosen is NaN."""
+
 CANDIDATES = (256, 2048)
 """Tokens that filters look at; only when they may keep more, they look at the next number, and in the end at all. No
 vocabulary is sorted for it."""
@@ -90,7 +93,7 @@ def draw_likely(logits: Any, noise: Any, numbers: dict[str, Any], counts: tuple[
 
 
 def choose(logits: Any, seen: Any, keys: Any, numbers: dict[str, Any], kind: tuple[bool, bool, bool]) -> Any:
-    """The next tokens, [B] int32.
+    """The next tokens, [B] int32; `NOTHING` where logits are NaN.
 
     Args:
         logits: [B, V] float32.
@@ -103,8 +106,13 @@ def choose(logits: Any, seen: Any, keys: Any, numbers: dict[str, Any], kind: tup
     if penalizes:
         logits = penalize(logits, seen, numbers["penalty"])
     if greedy:
-        return likeliest(logits)
+        return _known(likeliest(logits), logits)
     logits = logits / numbers["temperature"]
     # The largest of logits with Gumbel noise is a draw from their softmax: what `jax.random.categorical` does.
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:]))(keys)
-    return draw_likely(logits, noise, numbers) if filters else likeliest(logits + noise)
+    return _known(draw_likely(logits, noise, numbers) if filters else likeliest(logits + noise), logits)
+
+
+def _known(tokens: Any, logits: Any) -> Any:
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return jnp.where(jnp.isnan(chosen), NOTHING, tokens)

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from pipeline import tracing
+from pipeline.digest import digest
 from pipeline.errors import StorageError
 from pipeline.running import text_stream
 
-STATE, PROGRESS = "state", "progress"
+STATE, PROGRESS, DIGESTS = "state", "progress", "digests"
 
 
 class Checkpoints:
@@ -42,7 +44,10 @@ class Checkpoints:
         Raises:
             StorageError: that, or the one before it, cannot be written.
         """
-        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})
+        if step in self._manager.all_steps():
+            return  # it was gone on from, and nothing has changed since
+        said = {**progress, DIGESTS: _digests(state)}
+        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(said)})
         start = tracing.clock() if tracing.active else 0.0
         try:
             self._manager.save(step, args=args, force=True)
@@ -67,6 +72,9 @@ class Checkpoints:
             start = tracing.clock() if tracing.active else 0.0
             try:
                 found = self._manager.restore(step, args=args)
+                state, progress = found[STATE], dict(found[PROGRESS])
+                if changed := _changed(progress.pop(DIGESTS, {}), _digests(state)):
+                    raise ValueError(f"{changed} is not what was saved")
             except Exception as why:  # whatever the libraries below make of files that are damaged
                 kind, text = type(why).__name__, (str(why).splitlines() or [""])[0]
                 said = f"{self.folder / str(step)}: cannot be gone on from: {kind}: {text}"
@@ -77,7 +85,7 @@ class Checkpoints:
             tracing.done(f"restore {self.folder.name}", "checkpoint", start, step=step)
             for damaged in (s for s in steps if s > step and self._mine):  # or nothing could be saved in their places
                 self._manager.delete(damaged)
-            return found[STATE], dict(found[PROGRESS])
+            return state, progress
         if said:
             raise StorageError(f"{said}; overwrite=true, or removing {self.folder}, begins anew")
         return None
@@ -104,3 +112,15 @@ class Checkpoints:
         said = (why.strerror if isinstance(why, OSError) else None) or str(why).splitlines()[0]
         free = shutil.disk_usage(self.folder.parent).free
         return StorageError(f"{self.folder}: the state of the training cannot be saved: {said} ({free:,} bytes free)")
+
+
+def _digests(state: Any) -> dict[str, str]:
+    """Of the bytes of each array that lies here whole: what Orbax writes uncompressed it reads back whatever it is."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    here = {jax.tree_util.keystr(at): leaf for at, leaf in leaves if getattr(leaf, "is_fully_addressable", True)}
+    return {name: digest(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data) for name, leaf in here.items()}
+
+
+def _changed(saved: Mapping[str, str], read: Mapping[str, str]) -> str | None:
+    """The first array that is not as it was; None: all are, as far as is known."""
+    return next((name for name, was in saved.items() if read.get(name, was) != was), None)

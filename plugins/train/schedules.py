@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from pipeline.errors import PlanError, Problem
@@ -33,7 +34,7 @@ class Schedule:
     def _problems(self) -> Iterator[Problem]:
         for name in ("warmup", "cooldown"):
             value = getattr(self, name)
-            if value < 0 or (value >= 1 and value != int(value)):
+            if not isfinite(value) or value < 0 or (value >= 1 and value != int(value)):
                 yield Problem(name, f"{value}: whole steps are needed, or a share of all of them, from 0 to below 1")
         if not 0 <= self.floor <= 1:
             yield Problem("floor", f"{self.floor}: a share of the rate is needed, from 0 to 1")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.errors import ConfigError
 from plugins.engine import sampling as samplers
 from plugins.engine.options import Sampling
 
@@ -93,3 +94,20 @@ def test_the_likeliest_is_so_whatever_the_signs() -> None:
     x = jnp.asarray(np.random.default_rng(5).standard_normal((40, 70)) - np.linspace(-3, 3, 40)[:, None], jnp.float32)
     assert samplers.likeliest(x).tolist() == jnp.argmax(x, axis=-1).tolist()
     assert samplers.likeliest(-jnp.abs(x)).tolist() == jnp.argmin(jnp.abs(x), axis=-1).tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_what_is_nan_is_no_token(options: dict[str, Any], nan: float) -> None:
+    s = Sampling(**options)
+    x = logits(1.0)
+    x[1] = nan
+    keys = jax.vmap(jax.random.key)(jnp.arange(ROWS))
+    found = np.asarray(samplers.choose(jnp.asarray(x), None, keys, samplers.numbers(s), s.kind))
+    assert (found == samplers.NOTHING).tolist() == [row == 1 for row in range(ROWS)]
+
+
+def test_what_is_colder_than_float32_is_refused() -> None:
+    assert not Sampling(temperature=1e-30).greedy
+    with pytest.raises(ConfigError, match=r"temperature=1e-31: 0 \(greedy\), or 1e-30 or more, is allowed"):
+        Sampling(temperature=1e-31)

@@ -10,17 +10,20 @@ from safetensors.numpy import load_file
 
 import pipeline
 from pipeline.coded_store import CodedStore
+from pipeline.errors import ValueRangeError
 from pipeline.ops import Kernel
 from pipeline.reporting.manifest import chosen
 from pipeline.rules import Rule
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.stats import ErrorStats
+from pipeline.tensors.views import MappedStore
 from pipeline.testing.memory import MemoryStore, checkpoint
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.none import Unquantized
+from stages.decode import AsBf16
 from stages.load import Load
 from stages.quantize import Quantize
 from tests.cases import toy_gpt_oss, toy_llama
@@ -116,3 +119,9 @@ def test_the_stage_says_what_it_gives() -> None:
         store = CodedStore(MemoryStore({"w": q}), {"w": Unquantized()}, False, plain)  # type: ignore[arg-type]
         assert store.specs["w"].dtype == dtype
         assert store.read("w", (slice(2, 4),)).dtype == np.dtype(dtype.replace("F32", "f4").replace("BF16", "bfloat16"))
+
+
+def test_a_value_that_bf16_cannot_hold_is_said_with_its_tensor() -> None:
+    store = MappedStore(MemoryStore({"w": np.array([[1.0, 2.0], [1e300, 3.0]])}), AsBf16(Kernel("cast", ("numpy",))))
+    with pytest.raises(ValueRangeError, match=r"^w\[1:2,0:2\]: flat index 0: 1e\+300 is out of range of BF16; stages"):
+        store.read("w", (slice(1, 2),))

@@ -74,15 +74,20 @@ def test_micro_batches_change_nothing_but_the_order_of_adding(tmp_path: Path) ->
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5)
 
 
-def test_a_damaged_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["overwritten", "one bit of each value"])
+def test_a_damaged_state_is_said_and_the_one_before_it_taken(how: str, tmp_path: Path) -> None:
     whole = run(Rows())
     with pytest.raises(RuntimeError, match="killed"):
         run(Rows(dies_after=7), tmp_path)
     states = sorted(int(p.name) for p in (tmp_path / "states").iterdir())
     assert len(states) == 2
     for file in (tmp_path / "states" / str(states[-1]) / "state").rglob("*"):
-        if file.is_file() and "manifest" in file.name:
+        if how == "overwritten" and file.is_file() and "manifest" in file.name:
             file.write_bytes(b"damaged")
+        elif how != "overwritten" and file.is_file() and file.parent.name == "d" and file.stat().st_size > 1000:
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
     found = run(Rows(), tmp_path)
     assert found.began == states[0]
     same(whole, found)
@@ -102,6 +107,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_what_was_good(tmp_path: Path)
     spoilt = int(np.flatnonzero([r not in _taken(3) for r in range(20)])[0])
     at = next(s for s in range(3, 20) if spoilt in _taken(s + 1))
     with pytest.raises(StageError, match=rf"update {at + 1}: the loss is nan.*embed_tokens.weight: nan.*is kept"):
+        run(Rows(broken={spoilt: np.nan}), tmp_path, steps=8)
+    with pytest.raises(StageError, match=rf"update {at + 1}: the loss is nan.*is kept"):
         run(Rows(broken={spoilt: np.nan}), tmp_path, steps=8)
     last = rows(tmp_path)[-1]
     assert (last["step"], last["loss"]) == (at + 1, "nan")

@@ -87,3 +87,6 @@ def test_numbers_that_cannot_be_are_said_at_once() -> None:
     with pytest.raises(PlanError) as why:
         Schedule("cosine", warmup=1.5, cooldown=3, floor=2)
     assert [p.where for p in why.value.problems] == ["warmup", "floor", "cooldown"]
+    with pytest.raises(PlanError) as why:
+        Schedule("constant", warmup=float("nan"), cooldown=float("inf"))
+    assert [p.where for p in why.value.problems] == ["warmup", "cooldown"]
