@@ -4,6 +4,7 @@ Orbax writes a state under another name and puts it in place when it is whole, s
 written is nobody's. Each has `progress` beside it: what the loop knows that is no array.
 """
 
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from pipeline.digest import digest
 from pipeline.errors import StorageError
 from pipeline.running import text_stream
 
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs with a traceback what it raises, too
+
+HALF = ".orbax-checkpoint-tmp"  # in the name of what Orbax is writing
 STATE, PROGRESS, DIGESTS = "state", "progress", "digests"
 
 
@@ -109,6 +113,9 @@ class Checkpoints:
         tracing.done(f"wait for {self.folder.name}", "checkpoint", start)
 
     def _said(self, why: Exception) -> StorageError:
+        """What was begun and failed is nobody's, and may be what fills the disk."""
+        for half in self.folder.glob(f"*{HALF}*") if self._mine else ():
+            shutil.rmtree(half, ignore_errors=True)
         said = (why.strerror if isinstance(why, OSError) else None) or str(why).splitlines()[0]
         free = shutil.disk_usage(self.folder.parent).free
         return StorageError(f"{self.folder}: the state of the training cannot be saved: {said} ({free:,} bytes free)")
