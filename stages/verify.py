@@ -24,6 +24,8 @@ from pipeline.terminal import line
 
 EQUAL = "equal"
 TASK_SCRATCH_NBYTES = 16 << 20
+NEUTRAL = ("architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config", "_name_or_path")
+"""Settings of config.json that say nothing of what a model computes."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class VerifyWork:
         if same:
             how = f", {len(recoded)} of them in another encoding" if recoded else ", encodings and all"
             summary = f"the same model: all {len(self.shared)} tensors equal bit for bit{how}"
+            both = [k for k in config if k in self.config_a and k in self.config_b and k not in NEUTRAL]
+            summary += f"; but config.json has another {', '.join(shown(both))}" if both else ""
         else:
             summary = (
                 f"not the same model: of {len(self.shared)} shared tensors {len(differing)} differ in value, "

@@ -205,7 +205,7 @@ def _beside(plans: Sequence[Plan], model: int, tasks: int, *, shared: bool) -> i
     Of one job, what chunks are made from has been computed when the first of them is read: of these stages only what
     a process keeps (libraries, compiled programs) is there beside tasks. Jobs of a sweep are not so orderly.
     """
-    if len(plans) > 1 or shared:
+    if len(plans) != 1 or shared:
         return model
     nodes = plans[0].nodes
     writes = [name for name, work in plans[0].works.items() if work.chunks]

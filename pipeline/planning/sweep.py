@@ -150,7 +150,7 @@ def distinct(jobs: Sequence[Job]) -> list[int]:
     """For each job the first that is the same: equal runs in one folder are one.
 
     Raises:
-        PlanError: different runs in one folder.
+        PlanError: different runs in one folder, or different exports.
     """
     first: dict[Path, int] = {}
     found = [first.setdefault(job.run_dir, i) for i, job in enumerate(jobs)]
@@ -161,9 +161,22 @@ def distinct(jobs: Sequence[Job]) -> list[int]:
         for job, i in zip(jobs, found, strict=True)
         if (jobs[i].run.nodes, jobs[i].run.spine) != (job.run.nodes, job.run.spine)
     ]
+    exports: dict[str, int] = {}
+    for i, job in enumerate(jobs):
+        path = job.run.nodes.get("export", {}).get("path")
+        other = exports.setdefault(str(path), i) if path else i
+        if _until_export(jobs[other]) != _until_export(job):
+            text = f"{path} is where {jobs[other].name!r} and {job.name!r} would write; without it each has a place"
+            problems.append(Problem("export.path", text))
     if problems:
         raise PlanError(problems, exit_code=ConfigError.exit_code)
     return found
+
+
+def _until_export(job: Job) -> list[tuple[str, Any]]:
+    """The stages that an export is made by, about: those that come before it, and it."""
+    names = [*job.run.nodes]
+    return [(name, job.run.nodes[name]) for name in names[: names.index("export") + 1 if "export" in names else 0]]
 
 
 def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sweep:

@@ -17,6 +17,7 @@ from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
 
 FEW = 4  # tensors whose outputs lose most
+ROUNDED = 0.995  # times smaller, that are shown as 1
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 
 
@@ -63,7 +64,9 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     against = against_source(report.nbytes_source, report.nbytes_bf16, report.nbytes_out)
-    change = against or f"{report.ratio:.2f}× smaller"
+    change = against or (
+        f"{report.ratio:.2f}× smaller" if report.ratio >= ROUNDED else f"{1 / report.ratio:.2f}× larger"
+    )
     source = f"{show_bytes(report.nbytes_source)} in the source, " if against else ""
     found.append(
         f"{source}{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({change}, "

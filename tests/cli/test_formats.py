@@ -368,6 +368,11 @@ def test_verify_says_of_nan_and_inf_what_they_are(tmp_path: Path, say: Callable[
     code, out, err = say("flow=verify", f"a={broken}", f"b={broken}", f"paths.run={tmp_path / 'same'}")
     assert (code, err) == (0, "")
     assert "the same model: all 54 tensors" in out.splitlines()[-2]
+    other = shutil.copytree(broken, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.25, "transformers_version": "9"}))
+    _, out, _ = say("flow=verify", f"a={broken}", f"b={other}", f"paths.run={tmp_path / 'settings'}")
+    assert "encodings and all; but config.json has another rms_norm_eps" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

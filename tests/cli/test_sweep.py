@@ -66,6 +66,14 @@ def test_a_job_that_cannot_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert (tmp_path / "outputs/gpt_oss-q8_0-export=gguf-flow=convert/manifest.json").exists()
 
 
+def test_where_no_job_can_run_each_says_why(tmp_path: Path) -> None:
+    said = pipeline("-m", MODEL, "quant=int8,int4", "export=gguf", cwd=tmp_path)
+    assert said.code == 6
+    assert "2 of 2 jobs failed" in said.err
+    assert said.err.count("export=gguf cannot hold this") == 4, "when it is its turn, and at the end"
+    assert "Traceback" not in said.err
+
+
 def test_the_plan_of_a_sweep_shows_all_of_it(tmp_path: Path) -> None:
     said = pipeline("plan", "-m", MODEL, *TWELVE, "dask.workers=2", cwd=tmp_path)
     assert said.code == 0, said.err
@@ -126,6 +134,13 @@ def test_jobs_with_one_folder(tmp_path: Path) -> None:
     assert said.code == 2
     assert "is the folder of 'quant=mxfp4' and of 'quant=none'; jobs have one each" in said.err
     assert not (tmp_path / "here").exists()
+    said = pipeline("plan", "-m", MODEL, "quant=mxfp4,none", "export.path=here", cwd=tmp_path)
+    assert said.code == 2
+    assert "here is where 'quant=mxfp4' and 'quant=none' would write" in " ".join(said.err.split())
+    shared = pipeline(
+        "plan", "-m", MODEL, "flow=full", "evaluate.windows.tokens=64,128", "export.path=here", cwd=tmp_path
+    )
+    assert shared.code == 0, shared.err
     same = pipeline("-m", MODEL, "quant=mxfp4,mxfp4", cwd=tmp_path)
     assert same.code == 0, same.err
     assert len(table(tmp_path / "outputs")) == 2
