@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError
 from plugins.engine import sampling as samplers
+from plugins.engine.generate import _push, _Row
 from plugins.engine.options import Sampling
 
 VOCAB, ROWS = 3000, 6
@@ -111,3 +112,13 @@ def test_what_is_colder_than_float32_is_refused() -> None:
     assert not Sampling(temperature=1e-30).greedy
     with pytest.raises(ConfigError, match=r"temperature=1e-31: 0 \(greedy\), or 1e-30 or more, is allowed"):
         Sampling(temperature=1e-31)
+
+
+def test_a_text_does_not_go_on_where_there_is_no_token() -> None:
+    rows, said = [_Row(None, Sampling(), ()) for _ in range(2)], list[Any]()
+    _push(rows, np.array([3, 4]), lambda *text: said.append(text))
+    with pytest.raises(StageError, match="prompt 1: the model gives NaN for the next token, after 1 that it gave"):
+        _push(rows, np.array([5, samplers.NOTHING]), lambda *text: said.append(text))
+    rows[1].interrupt()
+    _push(rows, np.array([6, samplers.NOTHING]), lambda *text: said.append(text))  # nobody looks at it any more
+    assert rows[0].tokens == [3, 5, 6]
