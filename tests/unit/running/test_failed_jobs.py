@@ -29,7 +29,7 @@ def test_a_reason_that_jobs_share_is_said_once(tmp_path: Path, monkeypatch: pyte
         return [*why]
 
     said: list[str] = []
-    run: Any = SimpleNamespace(spine=SimpleNamespace(dask=None, progress=False, trace=False), nodes=(), tracker=None)
+    run: Any = SimpleNamespace(spine=SimpleNamespace(dask=None, progress=False, trace=False), nodes={}, tracker=None)
     asked = Asked([Job(run, tmp_path / name, (), name) for name in "abc"], [], tmp_path, "")
     monkeypatch.setattr(sweep, "execute_jobs", execute)
     monkeypatch.setattr(sweep.kernels, "prepare", lambda runs, say: None)
