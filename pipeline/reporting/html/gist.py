@@ -42,16 +42,21 @@ def of_run(run: Told, attention: int) -> str:
     return " ".join(filter(None, said))
 
 
-def of_runs(runs: Sequence[Told], attention: int) -> str:
-    """Several of them."""
+def of_runs(runs: Sequence[Told], attention: int, other: Mapping[str, Sequence[str]]) -> str:
+    """Several of them.
+
+    Args:
+        other: metrics that are of other things in some of them, and of what: see `told.incomparable`.
+    """
     states: Counter[str] = Counter(run.run.state for run in runs)
     models = list(dict.fromkeys(run.run.model for run in runs if run.run.model))
     of = f" of {some(models)}" if models else ""
     done = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     said = [f"{len(runs):,} runs{of}: {done}."]
     for name in BEST:
-        said += _best(runs, name)
-    said += _front(runs)
+        said += [] if name in other else _best(runs, name)
+    said += _not_ranked(other)
+    said += [] if any(key_of(name) in FRONT for name in other) else _front(runs)
     seconds = [run.run.seconds for run in runs if run.run.seconds is not None]
     if len(seconds) > 1:
         said.append(f"They took {show_seconds(min(seconds))} to {show_seconds(max(seconds))} each.")
@@ -166,6 +171,13 @@ def _best(runs: Sequence[Told], name: str) -> list[str]:
     then = before(run).get(name)
     was = f", {shown(then)} before" if then is not None else ""
     return [f"Best {name}: {run.label} ({shown(figure)}{was})."]
+
+
+def _not_ranked(other: Mapping[str, Sequence[str]]) -> list[str]:
+    """Of those of which the best would be named."""
+    names = [name for name in BEST if name in other]
+    what = list(dict.fromkeys(what for name in names for what in other[name]))
+    return [f"No best {' and '.join(names)} is named: {_listed(what)} differ between runs."] if names else []
 
 
 def _front(runs: Sequence[Told]) -> list[str]:

@@ -1,6 +1,6 @@
 """What a page says of several runs: all of them in a table, what differs, and what is paid for what."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import short, some
@@ -14,7 +14,7 @@ from pipeline.reporting.html.parallel import Axis, chart
 from pipeline.reporting.html.parts import Attention, Card, Cards, Folded, Gist, Note, Part, Section, Side, Table
 from pipeline.reporting.html.scales import finite
 from pipeline.reporting.html.sections import when
-from pipeline.reporting.html.told import Told, kind
+from pipeline.reporting.html.told import Told, incomparable, kind
 from pipeline.units import show_seconds
 
 MOST_RUNS_ACROSS = 60
@@ -33,12 +33,13 @@ def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> l
     """
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     main = list(dict.fromkeys(name for run in runs for name in run.main))
+    other = incomparable(runs)
     made: list[tuple[str, str, Sequence[Part]]] = [
         ("summary", "Summary", [
-            *_gist(runs), Cards(_cards(runs)), table(runs, anchors, main), *_curves(runs, names, main),
+            *_gist(runs, other), Cards(_cards(runs, other)), table(runs, anchors, main), *_curves(runs, names, main),
         ]),
         ("repeats", "Repeats", [t for t in [repeats.table(runs)] if t]),
-        ("tradeoff", "Trade-offs", _tradeoffs(runs, main)),
+        ("tradeoff", "Trade-offs", _tradeoffs(runs, [name for name in main if name not in other])),
         ("sweep", "Settings and results", _settings(runs, main)),
         ("errors", "Quantization error", [c for c in [errors.by_run(runs, MOST_RUNS_ACROSS)] if c]),
         ("training", "Training", [c for c in [training.compared(runs, most)] if c]),
@@ -46,7 +47,7 @@ def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> l
     return [Section(id, title, parts) for id, title, parts in made if parts]
 
 
-def _gist(runs: Sequence[Told]) -> list[Part]:
+def _gist(runs: Sequence[Told], other: Mapping[str, Sequence[str]]) -> list[Part]:
     """In words; and what needs attention, by whom: what is the same of several stands there once."""
     by_line: dict[str, list[str]] = {}
     for run in runs:
@@ -56,20 +57,21 @@ def _gist(runs: Sequence[Told]) -> list[Part]:
     lines = [*(f"{name}: {why}." for name, why in attention.not_there(runs).items()), *lines]
     rest = len(lines) - MOST_LINES
     note = f"{rest} more are with the runs below." if rest > 0 else ""
-    return [Gist(gist.of_runs(runs, len(lines))), *([Attention(lines[:MOST_LINES], note)] if lines else [])]
+    return [Gist(gist.of_runs(runs, len(lines), other)), *([Attention(lines[:MOST_LINES], note)] if lines else [])]
 
 
 def _tradeoffs(runs: Sequence[Told], names: Sequence[str]) -> list[Part]:
-    found = tradeoff.charts([r.label for r in runs], [kind(r) for r in runs], [r.metrics for r in runs])
-    chosen = bubbles.chart([r.label for r in runs], [r.metrics for r in runs], names)
+    metrics = [{name: figure for name, figure in r.metrics.items() if name in names} for r in runs]
+    found = tradeoff.charts([r.label for r in runs], [kind(r) for r in runs], metrics)
+    chosen = bubbles.chart([r.label for r in runs], metrics, names)
     return [*([chosen] if chosen else []), *([Side(found)] if len(found) > 1 else found)]
 
 
-def _cards(runs: Sequence[Told]) -> list[Card]:
+def _cards(runs: Sequence[Told], other: Mapping[str, Sequence[str]]) -> list[Card]:
     states = {state: sum(r.run.state == state for r in runs) for state in STATES}
     said = ", ".join(f"{n} {state}" for state, n in states.items() if n)
     cards = [Card("runs", Figure(len(runs), form=",d"), said)]
-    for name in dict.fromkeys(n for r in runs for n in r.main):
+    for name in dict.fromkeys(n for r in runs for n in r.main if n not in other):
         found = [(r.metrics[name], r.label) for r in runs if finite(r.metrics.get(name)) is not None]
         better = found[0][0].better if found else ""
         if better and len({f.value for f, _ in found}) > 1 and len(cards) < 7:

@@ -2,7 +2,7 @@
 and what was overridden. What is missing or not as expected is said, and never made up."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from pipeline.figures import Figure, SoFar
 from pipeline.files import read_whole
 from pipeline.records.run import DESCRIPTION, Run, key_of
 from pipeline.redact import hide, tree
-from pipeline.reporting.compare.measures import Measured, measured
+from pipeline.reporting.compare.measures import Measured, apart, measured
 from pipeline.reporting.html.overrides import said_by
 from pipeline.reporting.manifest import Report
 from pipeline.tensors.spec import UNQUANTIZED, called
@@ -92,6 +92,17 @@ class Told:
             key: said_by(key, self.run.command, many=isinstance(value, list)) for key, value in self.run.config.items()
         }
         return {key: hide(word) for key, word in found.items() if word}
+
+
+def incomparable(runs: Sequence[Told]) -> dict[str, list[str]]:
+    """Metrics that were not measured on the same in all runs that have them, each with what differs, such as texts:
+    none of their values is better than another."""
+    found: dict[str, dict[str, None]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.metrics):
+        first, *rest = (run.measured.grounds.get(name, {}) for run in runs if name in run.metrics)
+        for other in rest:
+            found.setdefault(name, {}).update(dict.fromkeys(apart(first, other)))
+    return {name: list(what) for name, what in found.items() if what}
 
 
 def kind(run: Told) -> str:

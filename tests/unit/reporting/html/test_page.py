@@ -508,6 +508,24 @@ def test_what_is_not_finite_has_no_place_and_is_not_the_best(tmp_path: Path) -> 
     assert len(cells(tables(root)["perplexity over bits a weight"])) == 2
 
 
+def test_perplexities_of_different_texts_are_not_ranked(tmp_path: Path) -> None:
+    texts = ("a.txt", "b.txt", "c.txt")
+    runs = [
+        written_runs.write(
+            tmp_path / f"r{n}", command=(f"evaluate.texts={text}",), nbytes_out=1000 + n,
+            results={"evaluate": {**written_runs.scored(60 - n, 0.1), "texts": {text: {"tokens": 9, "scored": 8}}}},
+        )
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+    root = parsed(page.html(runs))
+    assert "Best bits a weight: evaluate.texts=a.txt" in root.text
+    assert "No best perplexity and KL is named: texts and tokens scored differ between runs." in root.text
+    assert "Best perplexity" not in root.text
+    assert root.text.count("best perplexity") == 1  # no card has it
+    assert "no other beats evaluate" not in root.text
+    assert "perplexity over bits a weight" not in tables(root)
+
+
 def test_ticks_are_told_apart_and_facts_have_units(tmp_path: Path) -> None:
     fine = [0.00099, 0.000995, 0.001]
     assert [label(v, fine) for v in fine] == ["0.00099", "0.000995", "0.001"]
