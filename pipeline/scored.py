@@ -29,9 +29,11 @@ def settled(windows: Windows, checkpoint: Checkpoint, passes: int, where: str) -
         where: the key of `windows`, for errors.
 
     Raises:
-        PlanError: a window is longer than the model knows positions.
+        PlanError: a window is longer than the model knows positions, or it knows none.
     """
     known = checkpoint.config.get("max_position_embeddings")
+    if isinstance(known, int) and known < 1:
+        raise PlanError([Problem("config.json max_position_embeddings", f"{known} must be positive")], exit_code=4)
     if isinstance(known, int) and windows.window > known:
         text = f"{windows.window} tokens, and config.json says that the model knows {known:,} positions"
         raise PlanError([Problem(f"{where}.window", f"{text}; at most {where}.window={known}")])

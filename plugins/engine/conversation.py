@@ -40,8 +40,7 @@ class Conversation:
     @property
     def room(self) -> int | None:
         """See `pipeline.engine.Conversation`."""
-        found = self._model.runtime.config.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        return self._model.room
 
     def reply(
         self,

@@ -167,15 +167,18 @@ class Engine:
         """See `pipeline.engine.Engine.plan`.
 
         Raises:
-            PlanError: no family knows the model, or (with `text`) there is no tokenizer.
+            PlanError: no family knows the model, numbers of config.json are not of one, or (with `text`) there is no
+                tokenizer.
         """
         problems: list[Problem] = []
         mute: tuple[Problem, ...] = ()
+        code = None
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            mute = tuple(self._mute(checkpoint)) if text or plain else ()
+            mute = tuple(self._of_words(checkpoint, text=text or plain))
         except PlanError as why:
             problems += why.problems
+            code = why.exit_code
         # What has no weights here need not have its tokenizer here either; one that is here is looked at.
         if text and not mute and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
             try:
@@ -185,7 +188,8 @@ class Engine:
         if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
         if problems := [*problems, *mute]:
-            raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
+            said = [Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems]
+            raise PlanError(said, exit_code=code)
         mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
         placement = self._placed(checkpoint, usage, plain=plain) if mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
@@ -237,13 +241,18 @@ class Engine:
             return None
         return checkpoint.input_scales
 
-    def _mute(self, checkpoint: Checkpoint) -> Iterator[Problem]:
-        """A problem where the model knows no words."""
+    def _of_words(self, checkpoint: Checkpoint, *, text: bool) -> Iterator[Problem]:
+        """A problem where a text is asked of a model that knows no words.
+
+        Raises:
+            PlanError: what the family has against config.json.
+        """
         try:
             words = vocabulary(family_of(checkpoint.config, self.families).parameters(checkpoint.config))
-        except (PlanError, SourceError):
-            return  # whoever builds it says more
-        if words is None:
+        except SourceError as why:
+            where, _, said = str(why).partition(": ")
+            raise PlanError([Problem(where, said)], exit_code=why.exit_code) from None
+        if words is None and text:
             kind = checkpoint.config.get("model_type")
             yield Problem(
                 "model", f"{kind!r} takes rows of numbers and knows no words, so no text is scored or continued"

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
+from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.tables import table
 from pipeline.units import show_bytes
@@ -164,7 +165,7 @@ class Model:
             A `Generated`, or a list of them for a list of prompts.
 
         Raises:
-            ConfigError: a prompt or option that makes no sense.
+            ConfigError: a prompt or option that makes no sense, or more tokens than the model knows positions.
             SourceError: no tokenizer, or no chat template where one is asked for.
         """
         unknown = [o for o in options if o not in Sampling.__dataclass_fields__]
@@ -175,6 +176,9 @@ class Model:
         chosen = replace(sampling or Sampling(), **options)
         many = _is_many(prompt)
         ids = [self.encode(p, chat=chat) for p in (prompt if many else [prompt])]
+        if self.room is not None and (longest := max(map(len, ids), default=0)) > self.room:
+            text = f"{longest:,} tokens, and config.json says that the model knows {self.room:,} positions"
+            raise ConfigError(f"prompt: {text}")
         needs_text = not all(_is_ids(p) for p in (prompt if many else [prompt])) or chosen.stop
         tokenizer = self.tokenizer if needs_text else self.tokenizer_if_any
         ends = tokenizer.eos if tokenizer else self._engine.tokenizer.ends(self._checkpoint)
@@ -182,6 +186,10 @@ class Model:
         done, timings = generate(
             self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, streams=channels, on_text=on_text
         )
+        past = max((len(i) + len(c.tokens) for i, c in zip(ids, done, strict=True)), default=0) - (self.room or 0)
+        if self.room is not None and past > 0:
+            text = f"the last {past:,} tokens are past the {self.room:,} positions that the model knows"
+            text_stream.say(f"\n{text}, by config.json")
         if channels is None:
             found = [Generated(c.text, c, timings) for c in done]
         else:
@@ -193,6 +201,12 @@ class Model:
         """Whether the answers will be in harmony."""
         talks = any(not _is_ids(p) for p in (prompt if many else [prompt]))
         return chat is not False and talks and self.in_harmony
+
+    @property
+    def room(self) -> int | None:
+        """Positions that the model knows, by config.json; None: it does not say."""
+        found = self.runtime.config.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
 
     @property
     def in_harmony(self) -> bool:

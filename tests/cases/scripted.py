@@ -79,5 +79,5 @@ class _Nothing:
 def conversation(tokenizer: Any, turns: Sequence[Sequence[int]], *, harmony: bool, room: int | None = None) -> Any:
     """A conversation with it, and the model."""
     runtime = Scripted(tokenizer.vocab_size, turns, room)
-    model = SimpleNamespace(runtime=runtime, tokenizer=tokenizer, in_harmony=harmony)
+    model = SimpleNamespace(runtime=runtime, tokenizer=tokenizer, in_harmony=harmony, room=room)
     return Conversation(model), runtime  # type: ignore[arg-type]

@@ -59,6 +59,13 @@ def test_what_was_said_holds_and_what_was_not_is_an_error_below() -> None:
         scoring([100], AUTO)
 
 
+def test_windows_fit_the_positions_that_the_model_knows() -> None:
+    with pytest.raises(PlanError, match=r"w\.window: 512 tokens.*knows 256 positions; at most w\.window=256"):
+        settled(Windows(tokens="auto", window=512), model(1, max_position_embeddings=256), 4, "w")
+    with pytest.raises(PlanError, match=r"config\.json max_position_embeddings: -3 must be positive"):
+        settled(AUTO, model(1, max_position_embeddings=-3), 4, "w")
+
+
 def test_a_window_past_the_models_positions_is_an_error() -> None:
     for name in ("evaluate", "sensitivity"):
         run = compose_run(["+model=gpt_oss", "quant=mxfp4", f"flow={name}", "evaluate.windows.window=4096"])

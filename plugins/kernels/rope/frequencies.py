@@ -99,6 +99,9 @@ def _linear(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
 def _llama3(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
     inv_freq = F32(1) / _powers(rope, dims)
     factor, low, high = F32(rope("factor")), rope("low_freq_factor"), rope("high_freq_factor")
+    if low == high:
+        text = f"low_freq_factor and high_freq_factor must differ, and both are {low:g}"
+        raise SourceError(f"config.json: rope type 'llama3': {text}")
     context = rope.original_context
     wavelength = F32(2 * math.pi) * (F32(1) / inv_freq)  # a number by a tensor is that in torch, and rounds twice
     smooth = (F32(context) * (F32(1) / wavelength) - F32(low)) / F32(high - low)

@@ -47,7 +47,7 @@ class Numbers:
         s.require("strides", len(strides) == len(sizes), f"{list(strides)}: one for each of {len(sizes)} layers")
         s.require("kernel_size", kernel % 2 == 1, f"{kernel}: an odd number is expected")
         s.require("inputs", len(s.inputs) == 3, f"{list(s.inputs)}: height, width and channels are expected")
-        act, eps = s.activation("hidden_act", "silu"), s.get("rms_norm_eps", float, 1e-6)
+        act, eps = s.activation("hidden_act", "silu"), s.positive("rms_norm_eps", 1e-6)
         s.check()
         height, width, channels = s.inputs
         places = []

@@ -41,7 +41,7 @@ class Numbers:
         heads, kv_heads = s.heads(8, 4)
         head_dim, inter = s.count("head_dim", 256), s.count("intermediate_size", 9216)
         vocab, act = s.count("vocab_size", 262208), s.activation("hidden_activation", "gelu_pytorch_tanh")
-        eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, True)
+        eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, True)
         scale = s.positive("query_pre_attn_scalar", float(gemma.QUERY_SCALE)) ** -0.5
         bias = s.get("attention_bias", bool, False)
         window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", gemma.PERIOD)

@@ -37,7 +37,7 @@ class Numbers:
         head_dim = s.count("head_dim", hidden // heads)
         inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
         act = s.activation("hidden_act", "silu")
-        eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, False)
+        eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, False)
         bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
         window = s.config.get("sliding_window") and s.count("sliding_window") if mistral else None
         types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)

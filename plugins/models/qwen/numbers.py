@@ -42,7 +42,7 @@ class Numbers:
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
         vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
-        act, eps = s.activation("hidden_act", "silu"), s.get("rms_norm_eps", float, 1e-6)
+        act, eps = s.activation("hidden_act", "silu"), s.positive("rms_norm_eps", 1e-6)
         tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)
         window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
         first = 0 if moe else s.get("max_window_layers", int, 28)

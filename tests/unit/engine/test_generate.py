@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.running import text_stream
 from plugins.engine import pace as engine_pace
 from plugins.engine import sampling as samplers
 from plugins.engine import sizes
@@ -257,6 +258,21 @@ def test_what_makes_no_sense(model: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             generate(model.runtime, prompts, Sampling(**options))
+
+
+def test_tokens_past_the_positions_that_the_model_knows(
+    model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(map(len, prompts))
+    said: list[str] = []
+    with text_stream.to(said.append):
+        for room in (longest + 8, longest + 5):
+            monkeypatch.setitem(model.runtime.config, "max_position_embeddings", room)
+            model.generate(prompts, max_tokens=8)
+    assert said == [f"\nthe last 3 tokens are past the {longest + 5} positions that the model knows, by config.json\n"]
+    monkeypatch.setitem(model.runtime.config, "max_position_embeddings", longest - 1)
+    with pytest.raises(ConfigError, match=f"prompt: {longest} tokens, .* the model knows {longest - 1} positions"):
+        model.generate(prompts, max_tokens=8)
 
 
 def test_draws_follow_the_probabilities() -> None:

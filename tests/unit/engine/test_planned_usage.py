@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine import Usage, Windows, generating, scoring
+from pipeline.errors import PlanError
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
 from pipeline.testing.memory import MemoryStore, checkpoint
@@ -17,6 +18,7 @@ from plugins.models.common.cache import Cache, LayerShape
 from plugins.models.device import cache_nbytes
 from tests.cases import model_runs
 
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4}
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 
 
@@ -39,6 +41,23 @@ def test_the_kv_cache_is_planned_to_the_byte(cache: Any, prompts: int, tokens: i
     slots = {1: 1, 3: 4}[prompts] * power_of_two(20 + tokens, SMALLEST_CACHE)
     copied = 2 * slots * 4 * tiny.config["num_key_value_heads"] * tiny.config["head_dim"]  # of a layer, to attend to it
     assert plan.host_nbytes >= before.host_nbytes + plan.cache_nbytes + copied
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_key_value_heads": 4}, "config.json num_key_value_heads"),
+        ({"rms_norm_eps": -1e-5}, "config.json rms_norm_eps: -1e-05 must be positive"),
+        ({"rope_parameters": LINEAR | {"factor": 0}}, "config.json: rope type 'linear' needs the number 'factor'"),
+    ],
+)
+@pytest.mark.parametrize("text", [True, False])
+def test_what_a_family_has_against_config_json_is_planned(config: Any, said: str, text: bool, tiny: Any) -> None:
+    with pytest.raises(PlanError) as caught:
+        model_runs.engine().plan(replace(tiny, config={**tiny.config, **config}), text=text)
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith("; flow=convert needs no model to run")
+    assert caught.value.exit_code == 4
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def test_a_part_of_a_head() -> None:
         ({"rope_parameters": {"full_attention": {}}}, "sliding_attention", ["'sliding_attention'", "full_attention"]),
         ({"rope_parameters": {"full_attention": {}}}, None, ["None", "full_attention"]),
         ({"partial_rotary_factor": 0.25}, None, ["3 of 12"]),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, None, ["low_freq_factor", "must differ", "both are 4"]),
     ],
 )
 def test_errors_name_what_is_wrong(config: dict[str, Any], layer: str | None, said: list[str]) -> None:
