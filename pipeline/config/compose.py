@@ -163,6 +163,9 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
         except OmegaConfBaseException as why:
             if "model" not in cfg and "'model" in str(why):
                 problems.append(Problem("model", no_model()))
+            elif "Interpolation key 'model." in str(why) and not _chosen("model"):
+                text = "a file that says model.source chooses its family too, by `- /model: NAME` among its defaults"
+                problems.append(Problem("model", f"{text}{did_you_mean('', options('model'))}"))
             elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
                 name = getattr(why, "full_key", None) or key
                 name = name if name.endswith(f".{missing[1]}") else missing[1]
@@ -172,9 +175,14 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
     return tree, list(dict.fromkeys(problems))
 
 
+def _chosen(group: str) -> str | None:
+    """The option of a group that Hydra composed with; None: none."""
+    return HydraConfig.get().runtime.choices.get(group) if HydraConfig.initialized() else None
+
+
 def _of_family(name: str) -> str:
     """Why `model.source` is missing: what was chosen is a family, of which there are several checkpoints."""
-    chosen = HydraConfig.get().runtime.choices.get("model") if HydraConfig.initialized() else None
+    chosen = _chosen("model")
     if name != "model.source" or chosen is None:
         return ""
     found = families.checkpoints(option_folders(None)).get(chosen, ())

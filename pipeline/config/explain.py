@@ -177,6 +177,9 @@ def _of_group(override: str, group: str, text: str) -> str | None:
         if group == "model":
             return f"{override}: model is chosen twice; leave one of them out"
         return f"{override}: {group} has a value; without + it is replaced: {key}={value}"
+    if inside := re.search(r"In '([^']+)': Could not override '/?([^'@]+)'", text):
+        text = f"{inside[1]}.yaml overrides {inside[2]}, which has no default"
+        return f"{override}: {text}; `- /{inside[2]}: NAME` among its defaults chooses it"
     if "No match in the defaults list" in text:
         return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
     if lost := re.search(r"Could not override '([^']+)'", text):
