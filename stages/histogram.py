@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import ConfigError, did_you_mean, some
 from pipeline.figures import Cell, Figure
 from pipeline.ops import Kernel
-from pipeline.reporting.plots import Spread, distributions
+from pipeline.reporting.plots import MATPLOTLIB_NBYTES, Spread, distributions
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
 from pipeline.tensors.qtensor import QTensor
@@ -66,6 +66,7 @@ class Histogram:
         apart(checkpoint, "histogram")
         these = [checkpoint.store.specs[n] for n in self._chosen(checkpoint, decode)]
         host = max(4 * _step(s) * prod(s.shape[1:]) for s in these) * 6  # both sides, the error, and counting them
+        host += MATPLOTLIB_NBYTES
         return Prediction(None, Footprint(host_nbytes=host, moved_nbytes=sum(4 * s.size for s in these)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Distributed:

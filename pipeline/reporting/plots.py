@@ -23,6 +23,7 @@ PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), 
           (12, 22, "left"), (12, -23, "left"), (-12, 22, "right"), (-12, -23, "right"))  # fmt: skip
 FEW = 30  # points of a line
 DOT = 8.0  # pixels that a point takes
+MATPLOTLIB_NBYTES = 40 << 20  # of memory that it takes in a process, a picture included
 MAGNITUDES = 20  # of the largest value, the share that would be hard to see
 
 Points = tuple[Sequence[float], Sequence[float]]

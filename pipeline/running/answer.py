@@ -4,6 +4,7 @@ import os
 import sys
 
 from pipeline.engine import Reply
+from pipeline.tables import width, wrapped
 from pipeline.terminal import safe
 
 
@@ -42,8 +43,10 @@ def _thought(label: str) -> bool:
 
 
 def note(text: str) -> None:
-    """A line about the answers, apart from what they say."""
-    print(_dim(safe(text)), file=sys.stderr, flush=True)
+    """A line about the answers, apart from what they say; lines, on a terminal that is narrower."""
+    columns = width(sys.stderr)
+    lines = wrapped(safe(text), columns) if columns else [safe(text)]
+    print(_dim("\n".join(lines)), file=sys.stderr, flush=True)
 
 
 def _dim(text: str) -> str:

@@ -11,6 +11,7 @@ from pipeline.tensors.spec import TensorSpec
 # layers 1,130, Llama of 4 layers 1,540 and of 30 layers, with adapters, 3,070 and 4,000 with 512 and 1,024 tokens.
 HOST_NBYTES = 450 << 20  # JAX, Flax, Orbax
 MATRIX_NBYTES = 6 << 20  # and for each matrix, or stack of them, what compiling its products forth and back takes
+ROUNDING_NBYTES = 8 << 20  # and what compiling its rounding takes: of Llama of 4 layers to INT4, 0.2 to 0.3 GiB in all
 BETWEEN = 1.4  # of what goes into matrices and comes out, that with what norms, attention and nonlinearities leave
 ROUNDED = 3  # copies of weights, as fp32, that rounding them makes: rounded, coded, decoded
 FORTH, BACK = 1, 2  # products with a weight: with what goes in; for its own gradient, and for that of what went in
@@ -36,9 +37,14 @@ def _tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings"))
 
 
-def host_nbytes(parameters: Sequence[Parameter]) -> int:
-    """Of the process, beside what is on the device."""
-    return HOST_NBYTES + MATRIX_NBYTES * sum(len(p.shape) > 1 for p in parameters)
+def host_nbytes(parameters: Sequence[Parameter], *, rounded: bool) -> int:
+    """Of the process, beside what is on the device.
+
+    Args:
+        rounded: weights are, in every update.
+    """
+    each = MATRIX_NBYTES + (ROUNDING_NBYTES if rounded else 0)
+    return HOST_NBYTES + each * sum(len(p.shape) > 1 for p in parameters)
 
 
 def activations_nbytes(specs: Mapping[str, TensorSpec], parameters: Sequence[Parameter], tokens: int) -> int:

@@ -137,11 +137,13 @@ class Trainer:
         state = round(4 * values * (1 + moments))
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, parameters, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
-        temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
+        rounded = self.transform is not None and self.freezing is None
+        temporary += 4 * ROUNDED * values if rounded else 0
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
+            host_nbytes=mesh.processes * host_nbytes(parameters, rounded=rounded)
+            + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=lies.ignored,
             saves=self._saves(round(4 * members * numbers * (1 + moments))),
