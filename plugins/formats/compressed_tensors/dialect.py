@@ -127,7 +127,8 @@ class CompressedTensors:
             modules["lm_head"] = None  # tied: a module without weights of its own, which `Linear` matches all the same
         kinds = {m: None if s is None else (s, format_of(s, int8)) for m, s in modules.items()}
         out["quantization_config"] = write_groups(kinds, inputs)
-        return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants, notes=_notes(tensors))
+        stored, notes = {**stored_leaves(bounds), **shapes}, _notes(tensors, int8)
+        return Binding(bounds, stored, out, constants=constants, notes=notes)
 
     def _inputs(self, scales: InputScales | None) -> tuple[str, dict[str, Any] | None, list[Problem]]:
         """The format of 8-bit integers, arguments of activations, and what is wrong with these."""
@@ -168,7 +169,7 @@ def _inputs(tensors: Mapping[str, Bound], scales: Mapping[str, Scheme]) -> Input
     return InputLeaves(next(iter(scales.values())), leaves)
 
 
-def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+def _notes(tensors: Mapping[str, TensorSpec], int8: str) -> tuple[str, ...]:
     """What another program makes of this and does not say (transformers 5.23 with compressed-tensors 0.20)."""
     packed = {n for n, spec in tensors.items() if spec.scheme is not None}
     found = []
@@ -177,6 +178,9 @@ def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
             "experts are written one by one, as llm-compressor has them; transformers by itself does not find them "
             "there and makes random ones"
         )
+    schemes = {spec.scheme for spec in tensors.values()}
+    if any(s is not None and s.zero is not None and format_of(s, int8) == "pack-quantized" for s in schemes):
+        found.append("zero points are packed as llm-compressor packs them: vLLM loads them, and transformers does not")
     if packed and any(EXPERT.fullmatch(n) and n not in packed for n in tensors):
         found.append("experts are plain beside what is packed, and transformers fails to put such into its stacks")
     return tuple(found)

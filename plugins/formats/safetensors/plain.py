@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.errors import PlanError, Problem
+from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import experts, outlines
+
+READ = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4 of gpt-oss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,12 @@ class Plain:
         return True
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
-        """See `Dialect.decode`; accepts any leaves. Stacks of experts that lie as [E, out, in] (older exports) are told
-        by their shapes and taken as they are."""
+        """See `Dialect.decode`; accepts any leaves, unless config.json says that they are quantized, in a way that no
+        dialect before this one knows. Stacks of experts that lie as [E, out, in] (older exports) are told by their
+        shapes and taken as they are."""
+        if method := (config.get("quantization_config") or {}).get("quant_method"):
+            text = f"says quant_method {method!r:.80}, which is not read{did_you_mean(str(method), READ)}"
+            raise PlanError([Problem("config.json quantization_config", f"{text}; without it weights are plain")])
         if experts.are_unturned(leaves, config):
             return _binding({name: Bound(spec, (Part(name),)) for name, spec in leaves.items()}, leaves, config)
         return _binding({n: experts.plain_bound(n, spec, config) for n, spec in leaves.items()}, leaves, config)

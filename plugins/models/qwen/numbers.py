@@ -57,7 +57,8 @@ class Numbers:
             step, dense = s.count("decoder_sparse_step", 1), frozenset(s.items("mlp_only_layers", int))
             sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
             all_of_them = sum(sparse) * experts
-            s.require("num_experts", all_of_them <= s.most, f"{all_of_them} in all layers are too many: {s.because}")
+            text = f"{experts} in each of {sum(sparse)} layers are too many: {s.because}"
+            s.require("num_experts", all_of_them <= s.most, text)
         normalize = s.get("norm_topk_prob", bool, False)
         s.check()
         rope = RopeFrequencies.read(config, head_dim)

@@ -370,11 +370,14 @@ def test_a_companion_that_disagrees_is_refused() -> None:
     assert "says sliding_window 9, config.json says 8" in found["hf_config.json"]
 
 
-def test_plain_keeps_names_and_drops_the_quantization_config() -> None:
+def test_plain_keeps_names_and_takes_no_packed_leaves_for_values() -> None:
     toy = toys.make(experts="mxfp4")
-    binding = PLAIN.decode(specs_of(toy.leaves), toy.config)
+    with pytest.raises(PlanError, match="quant_method 'mxfp4', which is not read"):
+        PLAIN.decode(specs_of(toy.leaves), toy.config)
+    config = {k: v for k, v in toy.config.items() if k != "quantization_config"}
+    binding = PLAIN.decode(specs_of(toy.leaves), config)
     assert {n: b.spec for n, b in binding.tensors.items()} == specs_of(toy.leaves)
-    assert dict(binding.config) == {k: v for k, v in toy.config.items() if k != "quantization_config"}
+    assert dict(binding.config) == config
     store = JoinedStore(MemoryStore(toy.leaves), binding)
     assert all(same(store.read(n), a) for n, a in toy.leaves.items())
 

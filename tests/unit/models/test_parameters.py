@@ -161,7 +161,7 @@ def test_bad_configs_are_the_errors_that_building_gives(case: str) -> None:
 def test_more_than_any_model_has_is_refused_before_a_table_is_made(key: str) -> None:
     with pytest.raises(PlanError, match=f"{key}: .*without weights that say otherwise, 100,000 are taken for a mist"):
         parameters({**config("qwen3_moe"), key: 10**9})
-    with pytest.raises(PlanError, match=r"num_experts: 200000 in all layers are too many"):
+    with pytest.raises(PlanError, match=r"num_experts: 50000 in each of 4 layers are too many"):
         parameters({**config("qwen3_moe"), "num_experts": 50_000})
 
 

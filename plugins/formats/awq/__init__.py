@@ -1,0 +1,1 @@
+"""AWQ's checkpoints, as AutoAWQ saves them."""

@@ -1,0 +1,1 @@
+"""FP8 of tiles, as DeepSeek and Qwen publish it."""

@@ -1,0 +1,1 @@
+"""GPTQ's checkpoints, as AutoGPTQ and GPTQModel save them."""

@@ -1,0 +1,115 @@
+"""GPTQ's checkpoints, as AutoGPTQ and GPTQModel save them and transformers and vLLM read them.
+
+    leaf of MODULE     for a matrix [out, in] of `bits` bits, in groups of a row
+    qweight            I32 [in·bits/32, out], element i of a column begins at bit i · bits of its stream
+    qzeros             I32 [groups, out·bits/32], the same of a row; in the format `gptq` one less than they are
+    scales             F16 [groups, out]
+    g_idx              I32 [in], the group of each column
+
+A value is (code − zero) · scale. Where columns were quantized in another order (`desc_act`), g_idx jumps among groups,
+which no scheme says.
+
+Names and packing: AutoGPTQ 0.7 (`qlinear_cuda_old.py`), formats: GPTQModel's `FORMAT`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.errors import PlanError, Problem
+from pipeline.tensors.binding import Binding, Bound, Part
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Step, Transpose
+from plugins.formats.common import linears, read_only
+from plugins.formats.common.packings import Words, WordsDown
+from plugins.formats.gptq.zeros import OneLess
+
+BITS = (2, 3, 4, 8)
+FORMATS = ("gptq", "gptq_v2")
+OWNED = ("qweight", "qzeros", "scales", "g_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Names and packing of GPTQ's checkpoints, for reading."""
+
+    companions: ClassVar[tuple[str, ...]] = ()
+    peeks: ClassVar[tuple[str, ...]] = ("*.g_idx",)
+
+    def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
+        """By the quant_method of config.json."""
+        return read_only.arguments(config).get("quant_method") == "gptq"
+
+    def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """See `Dialect.decode`."""
+        given = read_only.arguments(config)
+        bits, size, fmt = given.get("bits"), given.get("group_size"), given.get("checkpoint_format") or "gptq"
+        problems = []
+        if bits not in BITS:
+            problems.append(f"bits={bits!r} (allowed: {', '.join(map(str, BITS))})")
+        if not isinstance(size, int) or (size < 1 and size != -1):
+            problems.append(f"group_size={size!r} (allowed: columns, or -1 for whole rows)")
+        if fmt not in FORMATS:
+            problems.append(f"checkpoint_format={fmt!r} (allowed: {', '.join(FORMATS)})")
+        if problems:
+            raise PlanError([Problem(read_only.WHERE, text) for text in problems])
+        assert isinstance(bits, int)
+        assert isinstance(size, int)
+        dtype, constants = linears.config_dtype(config), dict[str, bytes]()
+
+        def matrix(module: str) -> Bound:
+            rows, out = read_only.integers(module, leaves, "qweight")
+            columns = rows * 32 // bits
+            scale = read_only.scale_of(module, leaves, "scales")
+            scheme = Scheme(f"uint{bits}", max(size, 0), scale, zero="int")
+            if (leaf := f"{module}.g_idx") in leaves:
+                constants[leaf] = _groups(config, leaf, columns, size, ordered=not given.get("desc_act"))
+            return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
+
+        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, f"GPTQ of {bits} bits", constants)
+
+    def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """
+        Raises:
+            PlanError: always: there are better formats to write.
+        """
+        read_only.refuse("GPTQ")
+
+
+def _groups(config: Mapping[str, Any], leaf: str, columns: int, size: int, *, ordered: bool) -> bytes:
+    """The content of g_idx.
+
+    Raises:
+        ValueError: columns are not in order.
+    """
+    expected = np.arange(columns, dtype="<i4") // (size if size > 0 else max(1, columns))
+    found = read_only.content(config, leaf)
+    if not ordered and found is None:
+        raise ValueError("desc_act=true reorders columns, as g_idx says once it is here; no scheme says so")
+    if found is not None and not np.array_equal(found.reshape(-1), expected):
+        raise ValueError("g_idx says that columns are in another order (desc_act), which no scheme says")
+    return expected.tobytes()
+
+
+def _bound(module: str, spec: TensorSpec, *, one_less: bool) -> Bound:
+    """
+    Raises:
+        ValueError: a matrix of this shape has no such scheme.
+    """
+    scheme, (out, columns) = spec.scheme, spec.shape
+    assert scheme is not None
+    if reason := scheme.problem(spec.shape):
+        raise ValueError(f"shape {list(spec.shape)}: {reason}")
+    bits = scheme.element_bits
+    zeros: tuple[Step, ...] = (WordsDown(bits, out), Transpose())
+    return Bound(
+        spec,
+        (
+            Part(f"{module}.qweight", "codes", (Words(bits, columns * bits // 8, signed=False), Transpose())),
+            Part(f"{module}.scales", "scales", (Transpose(),)),
+            Part(f"{module}.qzeros", "zeros", (OneLess(bits), *zeros) if one_less else zeros),
+        ),
+    )
