@@ -22,6 +22,7 @@ from pipeline.tensors.steps import Transpose
 from plugins.formats.awq.words import WIDE, AwqWords, Nibbles
 from plugins.formats.common import linears, read_only
 
+COMPANION = "quant_config.json"
 OWNED = ("qweight", "qzeros", "scales")
 
 
@@ -29,15 +30,15 @@ OWNED = ("qweight", "qzeros", "scales")
 class Awq:
     """Names and packing of AutoAWQ, for reading."""
 
-    companions: ClassVar[tuple[str, ...]] = ()
+    companions: ClassVar[tuple[str, ...]] = (COMPANION,)
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
-        """By the quant_method of config.json."""
-        return read_only.arguments(config).get("quant_method") == "awq"
+        """By the quant_method of config.json, or AutoAWQ's own file."""
+        return read_only.is_of("awq", leaves, config, COMPANION)
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`."""
-        given = read_only.arguments(config)
+        given = read_only.arguments(config, COMPANION)
         bits, size = given.get("bits", given.get("w_bit")), given.get("group_size", given.get("q_group_size"))
         version, zero = str(given.get("version", "gemm")).lower(), given.get("zero_point", True)
         problems = []
@@ -66,7 +67,7 @@ class Awq:
                 Part(f"{module}.qzeros", "zeros", (Transpose(), AwqWords())),
             ))  # fmt: skip
 
-        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, "AWQ")
+        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, "AWQ", companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

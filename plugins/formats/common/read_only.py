@@ -4,7 +4,7 @@ Each quantized module is a few leaves `MODULE.…`, and config.json says once ho
 without such leaves are plain.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,9 +20,18 @@ WHERE = "config.json quantization_config"
 WIDE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}  # dtype of scales → scale of a scheme
 
 
-def arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says of quantization."""
-    return config.get("quantization_config") or {}
+def arguments(config: Mapping[str, Any], companion: str = "") -> Mapping[str, Any]:
+    """What config.json says of quantization, or else the file that a library has beside it."""
+    found = config.get("quantization_config") or config.get(companion)
+    return found if isinstance(found, Mapping) else {}
+
+
+def is_of(method: str, leaves: Iterable[str], config: Mapping[str, Any], companion: str) -> bool:
+    """Whether a source is a library's: config.json names its method, or says nothing where there are words of packed
+    modules and the library's own file, as in the first years of both."""
+    if config.get("quantization_config"):
+        return arguments(config).get("quant_method") == method
+    return isinstance(config.get(companion), Mapping) and any(name.endswith(".qweight") for name in leaves)
 
 
 def decode(
@@ -34,6 +43,7 @@ def decode(
     says: str,
     constants: Mapping[str, bytes] | None = None,
     left_out: Mapping[str, str] | None = None,
+    companion: str = "",
 ) -> Binding:
     """Bind the leaves of a source.
 
@@ -44,6 +54,7 @@ def decode(
         says: of what format it is, for errors.
         constants: leaves whose content was looked at, and is known.
         left_out: parameter → why it is left out.
+        companion: the library's own file beside config.json.
 
     Raises:
         PlanError: leaves missing, of a wrong shape or dtype, or not accounted for; all of them at once.
@@ -72,7 +83,7 @@ def decode(
     if problems := [*problems, *unknown, *more]:
         raise PlanError(problems)
     stored = {**stored_leaves(tensors), **{n: leaves[n] for n in known}}
-    rest = {k: v for k, v in config.items() if k not in ("quantization_config", PEEKED)}
+    rest = {k: v for k, v in config.items() if k not in ("quantization_config", PEEKED, companion)}
     return Binding(tensors, stored, rest, ignored, known)
 
 

@@ -29,6 +29,7 @@ from plugins.formats.gptq.zeros import OneLess
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
+COMPANION = "quantize_config.json"
 OWNED = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -36,16 +37,16 @@ OWNED = ("qweight", "qzeros", "scales", "g_idx")
 class Gptq:
     """Names and packing of GPTQ's checkpoints, for reading."""
 
-    companions: ClassVar[tuple[str, ...]] = ()
+    companions: ClassVar[tuple[str, ...]] = (COMPANION,)
     peeks: ClassVar[tuple[str, ...]] = ("*.g_idx",)
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
-        """By the quant_method of config.json."""
-        return read_only.arguments(config).get("quant_method") == "gptq"
+        """By the quant_method of config.json, or AutoGPTQ's own file."""
+        return read_only.is_of("gptq", leaves, config, COMPANION)
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`."""
-        given = read_only.arguments(config)
+        given = read_only.arguments(config, COMPANION)
         bits, size, fmt = given.get("bits"), given.get("group_size"), given.get("checkpoint_format") or "gptq"
         problems = []
         if bits not in BITS:
@@ -69,7 +70,8 @@ class Gptq:
                 constants[leaf] = _groups(config, leaf, columns, size, ordered=not given.get("desc_act"))
             return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
 
-        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, f"GPTQ of {bits} bits", constants)
+        says = f"GPTQ of {bits} bits"
+        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, says, constants, companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

@@ -35,6 +35,9 @@ class Plain:
         if method := (config.get("quantization_config") or {}).get("quant_method"):
             text = f"says quant_method {method!r:.80}, which is not read{did_you_mean(str(method), READ)}"
             raise PlanError([Problem("config.json quantization_config", f"{text}; without it weights are plain")])
+        if packed := next((n for n in leaves if n.endswith(".qweight")), None):
+            text = "is packed by GPTQ or AWQ, and neither quantization_config of config.json says how, nor"
+            raise PlanError([Problem(packed, f"{text} quantize_config.json (GPTQ's) or quant_config.json (AWQ's)")])
         if experts.are_unturned(leaves, config):
             return _binding({name: Bound(spec, (Part(name),)) for name, spec in leaves.items()}, leaves, config)
         return _binding({n: experts.plain_bound(n, spec, config) for n, spec in leaves.items()}, leaves, config)

@@ -143,10 +143,28 @@ def test_leaves_that_are_missing_or_strange_are_said(case: str) -> None:
         CASES[case][0].encode({"w": TensorSpec((2, 2), "F32")}, {})
 
 
+@pytest.mark.parametrize(("case", "name"), [("gptq4", "quantize_config.json"), ("awq", "quant_config.json")])
+def test_a_file_of_the_library_s_own_will_do(case: str, name: str) -> None:
+    dialect, given = CASES[case]
+    leaves, _ = source(case)
+    specs = {n: spec_of(a) for n, a in leaves.items()}
+    own = {k: v for k, v in given.items() if k != "quant_method"}
+    if case == "awq":
+        own = {"zero_point": True, "q_group_size": own["group_size"], "w_bit": own["bits"], "version": "GEMM"}
+    assert dialect.companions == (name,)
+    assert dialect.recognizes(specs, {name: own})
+    assert not dialect.recognizes({"w": TensorSpec((2, 2), "F32")}, {name: own}), "a file that was left behind"
+    binding = dialect.decode(specs, {"torch_dtype": "float16", name: own, PEEKED: {}})
+    whole = dialect.decode(specs, {"torch_dtype": "float16", "quantization_config": given, PEEKED: {}})
+    assert binding == whole
+
+
 def test_quantization_that_nobody_reads_is_not_taken_for_plain_weights() -> None:
     config = {"quantization_config": {"quant_method": "gptx"}}
     with pytest.raises(PlanError, match=r"says quant_method 'gptx', which is not read; did you mean 'gptq'"):
         Plain().decode({"w": TensorSpec((2, 2), "F32")}, config)
+    with pytest.raises(PlanError, match=r"q_proj\.qweight: is packed by GPTQ or AWQ, and neither"):
+        Plain().decode({f"{MODULE}.qweight": TensorSpec((2, 2), "I32")}, {})
 
 
 @pytest.mark.parametrize("step", [Nibbles(), AwqWords(), OneLess(3)])
