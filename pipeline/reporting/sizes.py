@@ -32,3 +32,10 @@ def against_source(source: int, bf16: int, out: int) -> str:
         if out > source
         else f"{source / out:.2f}× smaller than the source"
     )
+
+
+def against_bf16(ratio: float) -> str:
+    """How it compares with bf16, which takes `ratio` times as much; 0: nothing was written."""
+    if abs(ratio - 1) < ALIKE:
+        return "as large"
+    return f"{ratio:.2f}× smaller" if ratio > 1 or not ratio else f"{1 / ratio:.2f}× larger"

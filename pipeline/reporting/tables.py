@@ -10,14 +10,13 @@ from pipeline.figures import Figure, cell
 from pipeline.records.gains import ends, mean_shares, steps_of, worst_first
 from pipeline.records.lost import stats_of
 from pipeline.reporting.manifest import Report
-from pipeline.reporting.sizes import against_source
+from pipeline.reporting.sizes import against_bf16, against_source
 from pipeline.tables import table, unbroken
 from pipeline.tensors.spec import group_of
 from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
 
 FEW = 4  # tensors whose outputs lose most
-ROUNDED = 0.995  # times smaller, that are shown as 1
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 
 
@@ -64,9 +63,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     against = against_source(report.nbytes_source, report.nbytes_bf16, report.nbytes_out)
-    change = against or (
-        f"{report.ratio:.2f}× smaller" if report.ratio >= ROUNDED else f"{1 / report.ratio:.2f}× larger"
-    )
+    change = against or against_bf16(report.ratio)
     source = f"{show_bytes(report.nbytes_source)} in the source, " if against else ""
     found.append(
         f"{source}{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({change}, "
