@@ -19,7 +19,7 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Transpose
-from plugins.formats.awq.words import WIDE, AwqWords, Nibbles
+from plugins.formats.awq.words import WIDE, AwqCodes, AwqWords
 from plugins.formats.common import linears, read_only
 
 COMPANION = "quant_config.json"
@@ -62,7 +62,7 @@ class Awq:
             if reason := scheme.problem(spec.shape):
                 raise ValueError(f"shape {list(spec.shape)}: {reason}")
             return Bound(spec, (
-                Part(f"{module}.qweight", "codes", (Nibbles(), Transpose(), AwqWords())),
+                Part(f"{module}.qweight", "codes", (AwqCodes(), Transpose())),
                 Part(f"{module}.scales", "scales", (Transpose(),)),
                 Part(f"{module}.qzeros", "zeros", (Transpose(), AwqWords())),
             ))  # fmt: skip

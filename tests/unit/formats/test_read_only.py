@@ -21,7 +21,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.awq.dialect import Awq
-from plugins.formats.awq.words import AwqWords, Nibbles
+from plugins.formats.awq.words import AwqCodes, AwqWords
 from plugins.formats.fp8.dialect import Fp8
 from plugins.formats.gptq.dialect import Gptq
 from plugins.formats.gptq.zeros import OneLess
@@ -167,7 +167,7 @@ def test_quantization_that_nobody_reads_is_not_taken_for_plain_weights() -> None
         Plain().decode({f"{MODULE}.qweight": TensorSpec((2, 2), "I32")}, {})
 
 
-@pytest.mark.parametrize("step", [Nibbles(), AwqWords(), OneLess(3)])
-def test_steps_lose_nothing(step: Any) -> None:
-    value = np.random.default_rng(2).integers(0, 8 if isinstance(step, OneLess) else 16, (5, 24), np.uint8)
+@pytest.mark.parametrize(("step", "most"), [(AwqCodes(), 256), (AwqWords(), 16), (OneLess(3), 8)])
+def test_steps_lose_nothing(step: Any, most: int) -> None:
+    value = np.random.default_rng(2).integers(0, most, (40, 24), np.uint8)
     np.testing.assert_array_equal(step.unpack(step.pack(value)), value)
