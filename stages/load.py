@@ -35,7 +35,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from stages.outline import Family, outlined, published
 
-PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
+PEEK_NBYTES = 1 << 20  # a leaf that describes others is smaller
 CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
 OWNER_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # what a model of the hub is called

@@ -7,8 +7,6 @@ without such leaves are plain.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
-import numpy as np
-
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.formats import PEEKED
 from pipeline.tensors.binding import Binding, Bound
@@ -110,12 +108,6 @@ def scale_of(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> str:
         given = "missing" if spec is None else f"of dtype {spec.dtype}"
         raise ValueError(f"{leaf} is {given} (allowed: {', '.join(WIDE)})")
     return WIDE[spec.dtype]
-
-
-def content(config: Mapping[str, Any], leaf: str) -> Any | None:
-    """The array of a leaf that the dialect peeks at; None where nobody has looked, as before a download."""
-    found = config.get(PEEKED, {}).get(leaf)
-    return None if found is None else np.ascontiguousarray(found)
 
 
 def refuse(name: str) -> NoReturn:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.errors import PlanError, Problem
+from pipeline.formats import PEEKED
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -67,7 +68,7 @@ class Gptq:
             scale = read_only.scale_of(module, leaves, "scales")
             scheme = Scheme(f"uint{bits}", max(size, 0), scale, zero="int")
             if (leaf := f"{module}.g_idx") in leaves:
-                constants[leaf] = _groups(config, leaf, columns, size, ordered=not given.get("desc_act"))
+                constants[leaf] = _groups(config, leaf, columns, size)
             return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
 
         says = f"GPTQ of {bits} bits"
@@ -81,18 +82,19 @@ class Gptq:
         read_only.refuse("GPTQ")
 
 
-def _groups(config: Mapping[str, Any], leaf: str, columns: int, size: int, *, ordered: bool) -> bytes:
+def _groups(config: Mapping[str, Any], leaf: str, columns: int, size: int) -> bytes:
     """The content of g_idx.
 
     Raises:
-        ValueError: columns are not in order.
+        ValueError: columns are not in order, or nobody has looked at it.
     """
     expected = np.arange(columns, dtype="<i4") // (size if size > 0 else max(1, columns))
-    found = read_only.content(config, leaf)
-    if not ordered and found is None:
-        raise ValueError("desc_act=true reorders columns, as g_idx says once it is here; no scheme says so")
-    if found is not None and not np.array_equal(found.reshape(-1), expected):
-        raise ValueError("g_idx says that columns are in another order (desc_act), which no scheme says")
+    found = config.get(PEEKED, {}).get(leaf)
+    if found is None:
+        raise ValueError("g_idx is too large to be looked at, and columns may be in another order")
+    if not np.array_equal(np.reshape(found, -1), expected):
+        text = "g_idx says that columns are in another order (desc_act), which no scheme says"
+        raise ValueError(f"{text}; checkpoints made with desc_act=false can be read")
     return expected.tobytes()
 
 
