@@ -23,6 +23,7 @@ from plugins.formats.awq.words import WIDE, AwqCodes, AwqWords
 from plugins.formats.common import linears, read_only
 
 COMPANION = "quant_config.json"
+MARKS = ("qweight", "qzeros")
 OWNED = ("qweight", "qzeros", "scales")
 
 
@@ -44,7 +45,7 @@ class Awq:
         problems = []
         if bits != 4:
             problems.append(f"bits={bits!r} (allowed: 4)")
-        if not isinstance(size, int) or (size < 1 and size != -1):
+        if not read_only.is_group_size(size):
             problems.append(f"group_size={size!r} (allowed: columns, or -1 for whole rows)")
         if version != "gemm":
             problems.append(f"version={version!r} (allowed: gemm)")
@@ -56,7 +57,7 @@ class Awq:
         dtype = linears.config_dtype(config)
 
         def matrix(module: str) -> Bound:
-            columns, words = read_only.integers(module, leaves, "qweight")
+            columns, words = read_only.matrix_shape(module, leaves, "qweight")
             scheme = Scheme("uint4", max(size, 0), read_only.scale_of(module, leaves, "scales"), zero="int")
             spec = TensorSpec((words * WIDE, columns), dtype, scheme)
             if reason := scheme.problem(spec.shape):
@@ -67,7 +68,7 @@ class Awq:
                 Part(f"{module}.qzeros", "zeros", (Transpose(), AwqWords())),
             ))  # fmt: skip
 
-        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, "AWQ", companion=COMPANION)
+        return read_only.decode(leaves, config, MARKS, OWNED, matrix, "AWQ", companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

@@ -85,7 +85,12 @@ def decode(
     return Binding(tensors, stored, rest, ignored, known)
 
 
-def integers(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> tuple[int, int]:
+def is_group_size(given: Any) -> bool:
+    """Columns of a group, or -1 for whole rows."""
+    return type(given) is int and (given > 0 or given == -1)
+
+
+def matrix_shape(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> tuple[int, int]:
     """The shape of a leaf of words.
 
     Raises:
@@ -93,7 +98,8 @@ def integers(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> tuple[
     """
     spec = leaves.get(f"{module}.{leaf}")
     if spec is None or len(spec.shape) != 2:
-        raise ValueError(f"{leaf} is {'missing' if spec is None else f'{spec.dtype} {list(spec.shape)}'}; I32 of two")
+        given = "missing" if spec is None else f"{spec.dtype} {list(spec.shape)}"
+        raise ValueError(f"{leaf} is {given}; a matrix is expected")
     return spec.shape[0], spec.shape[1]
 
 

@@ -41,13 +41,19 @@ class Fp8:
             problems.append(f"weight_block_size={tile!r} (allowed: rows and columns of a tile, as [128, 128])")
         if fmt not in ("e4m3", "float8_e4m3fn"):
             problems.append(f"fmt={fmt!r} (allowed: e4m3)")
-        if problems:
-            raise PlanError([Problem(read_only.WHERE, text) for text in problems])
+        found = [Problem(read_only.WHERE, text) for text in problems]
+        found += [
+            Problem(name, f"is {spec.dtype} and has no {SCALE}")
+            for name, spec in leaves.items()
+            if spec.dtype.startswith("F8_") and f"{name.rpartition('.')[0]}.{SCALE}" not in leaves
+        ]
+        if found:
+            raise PlanError(found)
         rows, columns = tile  # type: ignore[misc]  # two numbers, as looked at above
         dtype = linears.config_dtype(config)
 
         def matrix(module: str) -> Bound:
-            out, width = read_only.integers(module, leaves, "weight")
+            out, width = read_only.matrix_shape(module, leaves, "weight")
             scheme = Scheme("e4m3", columns, read_only.scale_of(module, leaves, SCALE), block_rows=rows)
             if reason := scheme.problem((out, width)):
                 raise ValueError(f"shape {[out, width]}: {reason}")

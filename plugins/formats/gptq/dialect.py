@@ -31,6 +31,7 @@ from plugins.formats.gptq.zeros import OneLess
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
 COMPANION = "quantize_config.json"
+MARKS = ("qweight", "qzeros", "g_idx")
 OWNED = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -50,9 +51,9 @@ class Gptq:
         given = read_only.arguments(config, COMPANION)
         bits, size, fmt = given.get("bits"), given.get("group_size"), given.get("checkpoint_format") or "gptq"
         problems = []
-        if bits not in BITS:
+        if type(bits) is not int or bits not in BITS:
             problems.append(f"bits={bits!r} (allowed: {', '.join(map(str, BITS))})")
-        if not isinstance(size, int) or (size < 1 and size != -1):
+        if not read_only.is_group_size(size):
             problems.append(f"group_size={size!r} (allowed: columns, or -1 for whole rows)")
         if fmt not in FORMATS:
             problems.append(f"checkpoint_format={fmt!r} (allowed: {', '.join(FORMATS)})")
@@ -63,7 +64,7 @@ class Gptq:
         dtype, constants = linears.config_dtype(config), dict[str, bytes]()
 
         def matrix(module: str) -> Bound:
-            rows, out = read_only.integers(module, leaves, "qweight")
+            rows, out = read_only.matrix_shape(module, leaves, "qweight")
             columns = rows * 32 // bits
             scale = read_only.scale_of(module, leaves, "scales")
             scheme = Scheme(f"uint{bits}", max(size, 0), scale, zero="int")
@@ -72,7 +73,7 @@ class Gptq:
             return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
 
         says = f"GPTQ of {bits} bits"
-        return read_only.decode(leaves, config, ("qweight",), OWNED, matrix, says, constants, companion=COMPANION)
+        return read_only.decode(leaves, config, MARKS, OWNED, matrix, says, constants, companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

@@ -97,6 +97,8 @@ def test_tiles_of_fp8_multiply(scale: Any) -> None:
     wide = np.repeat(np.repeat(scales.astype(np.float32), 128, 0)[:200], 128, 1)
     expected = (codes.astype(np.float32) * wide).astype(ml_dtypes.bfloat16)
     found = UNPACK(store.read(f"{MODULE}.weight"), "BF16")
+    with pytest.raises(PlanError, match=r"q_proj\.weight: is F8_E4M3 and has no weight_scale_inv"):
+        opened(Fp8(), {f"{MODULE}.weight": codes}, quantization)
     np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
 
 
@@ -109,6 +111,8 @@ def test_tiles_of_fp8_multiply(scale: Any) -> None:
         ("gptq4", {"group_size": 40}, "qzeros"),
         ("gptq4", {"group_size": 64}, "last dimension 160 is not a multiple of the block of 64"),
         ("gptq4", {"bits": 8}, "last dimension 80 is not a multiple of the block of 32"),
+        ("gptq4", {"bits": 4.0}, "bits=4.0"),
+        ("gptq4", {"group_size": True}, "group_size=True"),
         ("awq", {"version": "gemv"}, "version='gemv' (allowed: gemm)"),
         ("awq", {"zero_point": False}, "zero_point=False (allowed: true)"),
         ("awq", {"bits": 8}, "bits=8 (allowed: 4)"),
@@ -138,6 +142,10 @@ def test_leaves_that_are_missing_or_strange_are_said(case: str) -> None:
     leaves, _ = source(case)
     del leaves[f"{MODULE}.qzeros"]
     with pytest.raises(PlanError, match=r"q_proj\.qzeros: missing; expected I32"):
+        opened(CASES[case][0], leaves, CASES[case][1])
+    leaves, _ = source(case)
+    del leaves[f"{MODULE}.qweight"]
+    with pytest.raises(PlanError, match=r"q_proj\.weight: qweight is missing; a matrix is expected"):
         opened(CASES[case][0], leaves, CASES[case][1])
     with pytest.raises(PlanError, match="is read, and not written"):
         CASES[case][0].encode({"w": TensorSpec((2, 2), "F32")}, {})
