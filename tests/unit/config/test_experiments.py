@@ -7,6 +7,7 @@ import pytest
 from pipeline.api import _composed
 from pipeline.config.options import CONF
 from pipeline.errors import WeightmillError
+from tests.cases.guests import guest
 
 EXPERIMENTS = sorted(path.stem for path in Path(CONF, "experiment").glob("*.yaml"))
 
@@ -33,6 +34,6 @@ def test_a_file_that_says_a_source_says_its_family(defaults: str, said: str, tmp
     (tmp_path / "experiment").mkdir()
     model = f"# @package _global_\n{defaults}\nmodel: {{source: {tmp_path}}}\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(model)
-    with pytest.raises(WeightmillError) as caught, _composed(["experiment=mine"], tmp_path):
+    with guest(tmp_path, {}), pytest.raises(WeightmillError) as caught, _composed(["experiment=mine"], tmp_path):
         pass
     assert str(caught.value).startswith(said)
