@@ -24,7 +24,7 @@ from plugins.formats.common import linears, read_only
 
 COMPANION = "quant_config.json"
 MARKS = ("qweight", "qzeros")
-OWNED = ("qweight", "qzeros", "scales")
+OWNED = ("weight", "qweight", "qzeros", "scales")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.formats import PEEKED
+from pipeline.settings import LARGEST
 from pipeline.tensors.binding import Binding, Bound
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
@@ -87,7 +88,7 @@ def decode(
 
 def is_group_size(given: Any) -> bool:
     """Columns of a group, or -1 for whole rows."""
-    return type(given) is int and (given > 0 or given == -1)
+    return type(given) is int and (0 < given <= LARGEST or given == -1)
 
 
 def matrix_shape(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> tuple[int, int]:

@@ -32,7 +32,7 @@ BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
 COMPANION = "quantize_config.json"
 MARKS = ("qweight", "qzeros", "g_idx")
-OWNED = ("qweight", "qzeros", "scales", "g_idx")
+OWNED = ("weight", "qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,20 @@ class Gptq:
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`."""
         given = read_only.arguments(config, COMPANION)
-        bits, size, fmt = given.get("bits"), given.get("group_size"), given.get("checkpoint_format") or "gptq"
+        bits, size = given.get("bits"), given.get("group_size")
+        stated = [
+            f for key in ("format", "checkpoint_format") if (f := given.get(key))
+        ]  # the second is GPTQModel's old name
+        fmt = stated[0] if stated else "gptq"
         problems = []
         if type(bits) is not int or bits not in BITS:
             problems.append(f"bits={bits!r} (allowed: {', '.join(map(str, BITS))})")
         if not read_only.is_group_size(size):
             problems.append(f"group_size={size!r} (allowed: columns, or -1 for whole rows)")
         if fmt not in FORMATS:
-            problems.append(f"checkpoint_format={fmt!r} (allowed: {', '.join(FORMATS)})")
+            problems.append(f"format={fmt!r} (allowed: {', '.join(FORMATS)})")
+        if stated[1:] and stated[1] != fmt:
+            problems.append(f"format={fmt!r}, and checkpoint_format={stated[1]!r}: which one it is nobody knows")
         if problems:
             raise PlanError([Problem(read_only.WHERE, text) for text in problems])
         assert isinstance(bits, int)
@@ -70,6 +76,8 @@ class Gptq:
             scheme = Scheme(f"uint{bits}", max(size, 0), scale, zero="int")
             if (leaf := f"{module}.g_idx") in leaves:
                 constants[leaf] = _groups(config, leaf, columns, size)
+            elif given.get("desc_act"):
+                raise ValueError("desc_act=true, and no g_idx says in which order columns are")
             return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
 
         says = f"GPTQ of {bits} bits"
@@ -93,8 +101,13 @@ def _groups(config: Mapping[str, Any], leaf: str, columns: int, size: int) -> by
     found = config.get(PEEKED, {}).get(leaf)
     if found is None:
         raise ValueError("g_idx is too large to be looked at, and columns may be in another order")
-    if not np.array_equal(np.reshape(found, -1), expected):
+    if np.shape(found) != (columns,):
+        raise ValueError(
+            f"g_idx has shape {list(np.shape(found))}, expected [{columns}], as many as qweight has columns"
+        )
+    if not np.array_equal(found, expected):
         text = "g_idx says that columns are in another order (desc_act), which no scheme says"
+        text = f"{text}, or in groups of another size than {size}"
         raise ValueError(f"{text}; checkpoints made with desc_act=false can be read")
     return expected.tobytes()
 

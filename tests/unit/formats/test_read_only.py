@@ -79,8 +79,8 @@ def test_values_are_those_of_the_library(case: str) -> None:
 def test_zeros_of_the_second_format_are_as_they_lie() -> None:
     leaves, _ = source("gptq4")
     first, second = (
-        opened(Gptq(), leaves, CASES["gptq4"][1] | {"checkpoint_format": f}).read(f"{MODULE}.weight")
-        for f in ("gptq", "gptq_v2")
+        opened(Gptq(), leaves, CASES["gptq4"][1] | stated).read(f"{MODULE}.weight")
+        for stated in ({"checkpoint_format": "gptq"}, {"format": "gptq_v2"})
     )
     np.testing.assert_array_equal(first.zeros, (second.zeros + 1) & 15)
 
@@ -107,10 +107,14 @@ def test_tiles_of_fp8_multiply(scale: Any) -> None:
     [
         ("gptq4", {"bits": 5}, "bits=5 (allowed: 2, 3, 4, 8)"),
         ("gptq4", {"group_size": None}, "group_size=None"),
-        ("gptq4", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' (allowed: gptq, gptq_v2)"),
+        ("gptq4", {"checkpoint_format": "marlin"}, "format='marlin' (allowed: gptq, gptq_v2)"),
         ("gptq4", {"group_size": 40}, "qzeros"),
         ("gptq4", {"group_size": 64}, "last dimension 160 is not a multiple of the block of 64"),
         ("gptq4", {"bits": 8}, "last dimension 80 is not a multiple of the block of 32"),
+        ("gptq4", {"format": "bitblas"}, "format='bitblas' (allowed: gptq, gptq_v2)"),
+        ("gptq4", {"format": "gptq_v2", "checkpoint_format": "gptq"}, "and checkpoint_format='gptq'"),
+        ("gptq4", {"desc_act": True}, "desc_act=true, and no g_idx says"),
+        ("gptq4", {"group_size": 10**30}, "group_size=1000000"),
         ("gptq4", {"bits": 4.0}, "bits=4.0"),
         ("gptq4", {"group_size": True}, "group_size=True"),
         ("awq", {"version": "gemv"}, "version='gemv' (allowed: gemm)"),
@@ -144,6 +148,8 @@ def test_leaves_that_are_missing_or_strange_are_said(case: str) -> None:
     with pytest.raises(PlanError, match=r"q_proj\.qzeros: missing; expected I32"):
         opened(CASES[case][0], leaves, CASES[case][1])
     leaves, _ = source(case)
+    with pytest.raises(PlanError, match=r"q_proj\.weight: is no part of its module's format"):
+        opened(CASES[case][0], leaves | {f"{MODULE}.weight": np.zeros((96, 160), np.float16)}, CASES[case][1])
     del leaves[f"{MODULE}.qweight"]
     with pytest.raises(PlanError, match=r"q_proj\.weight: qweight is missing; a matrix is expected"):
         opened(CASES[case][0], leaves, CASES[case][1])
