@@ -31,10 +31,10 @@ def settled(windows: Windows, checkpoint: Checkpoint, passes: int, where: str) -
     Raises:
         PlanError: a window is longer than the model knows positions, or it knows none.
     """
-    known = checkpoint.config.get("max_position_embeddings")
-    if isinstance(known, int) and known < 1:
+    known = positions(checkpoint.config)
+    if known is not None and known < 1:
         raise PlanError([Problem("config.json max_position_embeddings", f"{known} must be positive")], exit_code=4)
-    if isinstance(known, int) and windows.window > known:
+    if known is not None and windows.window > known:
         text = f"{windows.window} tokens, and config.json says that the model knows {known:,} positions"
         raise PlanError([Problem(f"{where}.window", f"{text}; at most {where}.window={known}")])
     if windows.tokens != "auto":
@@ -45,6 +45,12 @@ def settled(windows: Windows, checkpoint: Checkpoint, passes: int, where: str) -
     while found > max(LEAST, tokens):
         found //= 2
     return replace(windows, tokens=max(LEAST, found))
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many the model knows; None: config.json does not say."""
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def operations(checkpoint: Checkpoint) -> float:

@@ -12,6 +12,7 @@ from pipeline.engine import Engine, gang_of, weights_rows
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.figures import Figure
 from pipeline.running import member, text_stream
+from pipeline.scored import positions
 from pipeline.stage import Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
 
 LEAST = 2  # tokens
@@ -89,8 +90,8 @@ class Parity:
 
     def plan(self, checkpoint: Checkpoint, exported: Exported) -> Prediction:
         """Ours and theirs, which are not in memory together, in fp32."""
-        known = checkpoint.config.get("max_position_embeddings")
-        if isinstance(known, int) and self.tokens > known:
+        known = positions(checkpoint.config)
+        if known is not None and self.tokens > known:
             raise PlanError([Problem("stages.parity.tokens", f"{self.tokens}: the model knows {known:,} positions")])
         needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())

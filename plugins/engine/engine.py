@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, some
 from pipeline.hooks import optional
-from pipeline.mesh import SINGLE, Mesh, Placement
+from pipeline.mesh import SINGLE, Mesh, Parameter, Placement
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, divided_input, divided_turn, lay_out
@@ -175,7 +175,8 @@ class Engine:
         code = None
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            mute = tuple(self._of_words(checkpoint, text=text or plain))
+            parameters = self._parameters(checkpoint)
+            mute = tuple(self._mute(checkpoint, parameters)) if text or plain else ()
         except PlanError as why:
             problems += why.problems
             code = why.exit_code
@@ -241,18 +242,21 @@ class Engine:
             return None
         return checkpoint.input_scales
 
-    def _of_words(self, checkpoint: Checkpoint, *, text: bool) -> Iterator[Problem]:
-        """A problem where a text is asked of a model that knows no words.
+    def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
+        """Those of the model.
 
         Raises:
-            PlanError: what the family has against config.json.
+            PlanError: no family knows it, or what the family has against config.json.
         """
         try:
-            words = vocabulary(family_of(checkpoint.config, self.families).parameters(checkpoint.config))
+            return family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         except SourceError as why:
             where, _, said = str(why).partition(": ")
             raise PlanError([Problem(where, said)], exit_code=why.exit_code) from None
-        if words is None and text:
+
+    def _mute(self, checkpoint: Checkpoint, parameters: Sequence[Parameter]) -> Iterator[Problem]:
+        """A problem where the model knows no words."""
+        if vocabulary(parameters) is None:
             kind = checkpoint.config.get("model_type")
             yield Problem(
                 "model", f"{kind!r} takes rows of numbers and knows no words, so no text is scored or continued"
@@ -277,7 +281,7 @@ class Engine:
         """
         mesh = mesh or self.mesh
         specs = self._held(checkpoint, "f32" if plain else self.weights_dtype)
-        parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
+        parameters = self._parameters(checkpoint)
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
     def for_one_device(self) -> list[Problem]:

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.running import text_stream
+from pipeline.scored import positions
 from pipeline.stage import Checkpoint
 from pipeline.tables import table
 from pipeline.units import show_bytes
@@ -186,8 +187,8 @@ class Model:
         done, timings = generate(
             self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, streams=channels, on_text=on_text
         )
-        past = max((len(i) + len(c.tokens) for i, c in zip(ids, done, strict=True)), default=0) - (self.room or 0)
-        if self.room is not None and past > 0:
+        reached = max(len(i) + len(c.tokens) for i, c in zip(ids, done, strict=True))
+        if self.room is not None and (past := reached - self.room) > 0:
             text = f"the last {past:,} tokens are past the {self.room:,} positions that the model knows"
             text_stream.say(f"\n{text}, by config.json")
         if channels is None:
@@ -205,8 +206,7 @@ class Model:
     @property
     def room(self) -> int | None:
         """Positions that the model knows, by config.json; None: it does not say."""
-        found = self.runtime.config.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        return positions(self.runtime.config)
 
     @property
     def in_harmony(self) -> bool:

@@ -13,10 +13,10 @@ from pipeline.settings import LARGEST
 from pipeline.tensors.binding import Binding, Bound
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.facts.dtypes import SCALES
 from plugins.formats.common import linears
 
 WHERE = "config.json quantization_config"
-WIDE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}  # dtype of scales → scale of a scheme
 
 
 def arguments(config: Mapping[str, Any], companion: str = "") -> Mapping[str, Any]:
@@ -111,10 +111,10 @@ def scale_of(module: str, leaves: Mapping[str, TensorSpec], leaf: str) -> str:
         ValueError: it is missing, or of another dtype.
     """
     spec = leaves.get(f"{module}.{leaf}")
-    if spec is None or spec.dtype not in WIDE:
+    if spec is None or spec.dtype not in SCALES:
         given = "missing" if spec is None else f"of dtype {spec.dtype}"
-        raise ValueError(f"{leaf} is {given} (allowed: {', '.join(WIDE)})")
-    return WIDE[spec.dtype]
+        raise ValueError(f"{leaf} is {given} (allowed: {', '.join(SCALES)})")
+    return SCALES[spec.dtype]
 
 
 def refuse(name: str) -> NoReturn:

@@ -24,6 +24,7 @@ from pipeline.tensors.binding import Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Step
+from plugins.facts.dtypes import SCALES
 from plugins.formats.common.packings import Bytes, Single, Words, WordsDown
 
 NVFP4 = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
@@ -36,7 +37,6 @@ FIXED = {
     "mxfp8-quantized": MXFP8,
 }
 FORMATS = (*FIXED, "pack-quantized", "int-quantized", "float-quantized")
-WIDE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 INTS = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 3, 4, 8)}
 SIGN = 0x80
 
@@ -55,7 +55,7 @@ def format_of(scheme: Scheme, int8: str) -> str:
             "weight_global_scale is the reciprocal of a second-level scale (second=inverse_f32): the same values "
             "in other bytes, and not always the same; quantize with quant.second=inverse_f32, or export=modelopt"
         )
-    wide = scheme.scale in WIDE.values() and scheme.second is None
+    wide = scheme.scale in SCALES.values() and scheme.second is None
     integer = scheme.element in INTS and scheme.zero in (None, "int") and wide
     strategy = _strategy(scheme) if wide else ""
     if scheme.element == "e4m3" and wide:
@@ -114,10 +114,10 @@ def scheme_of(args: Mapping[str, Any], fmt: str, scale_dtype: str) -> Scheme:
     if integer and (f"int{bits}" not in INTS or (fmt == "int-quantized" and bits != 8)):
         allowed = "8" if fmt == "int-quantized" else "2, 3, 4, 8"
         raise ValueError(f"integers of {bits} bits in format {fmt} (allowed: {allowed})")
-    if scale_dtype not in WIDE:
-        raise ValueError(f"weight_scale has dtype {scale_dtype} (allowed: {', '.join(WIDE)})")
+    if scale_dtype not in SCALES:
+        raise ValueError(f"weight_scale has dtype {scale_dtype} (allowed: {', '.join(SCALES)})")
     element = f"{'' if symmetric else 'u'}int{bits}" if integer else "e4m3"
-    scheme = Scheme(element, columns, WIDE[scale_dtype], block_rows=rows, zero=None if symmetric else "int")
+    scheme = Scheme(element, columns, SCALES[scale_dtype], block_rows=rows, zero=None if symmetric else "int")
     format_of(scheme, fmt)
     return scheme
 

@@ -16,6 +16,7 @@ from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import experts, outlines
 
 READ = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4 of gpt-oss")
+"""What the dialects before it read, by quant_method."""
 
 
 @dataclass(frozen=True, slots=True)
