@@ -32,6 +32,7 @@ from pipeline.tensors.store import TensorStore, normalize
 from pipeline.tensors.views import grain, leaf_boxes, split
 from pipeline.units import show_bytes
 
+READERS = 2  # that look at what chunks have written: what each then holds, a chunk holds twice while it is made
 TASK_SCRATCH_NBYTES = 12 << 20  # tiles of the codec, staging of strided reads, slabs of transposed writes
 
 
@@ -292,17 +293,19 @@ class ExportWork:
             first = self.binding.tensors[chunk.pieces[0].tensor].parts[0].leaf
             due.setdefault(self.layout.places[first].file, []).append((chunk, record["digest"]))
         found = []
-        with ThreadPoolExecutor(2) as aside:
+        with ThreadPoolExecutor(2) as aside, ThreadPoolExecutor(READERS) as readers:
             for name in sorted(self.place.files):
                 durable = aside.submit(sync, self.partial / name)
                 whole = aside.submit(digest_file, self.partial / name)
-                for chunk, digest in due.pop(name, ()):
-                    if self.digest(chunk) != digest:
+                chunks = due.pop(name, [])
+                back = readers.map(self.digest, (chunk for chunk, _ in chunks))
+                for (chunk, digest), lies_there in zip(chunks, back, strict=True):
+                    if lies_there != digest:
                         self._changed(str(chunk))
                 for leaf, content in self.binding.constants.items():
                     if self.layout.places[leaf].file == name:
-                        back = self.container.read_back(self.partial, self.layout, leaf, ())
-                        if back.tobytes() != content:
+                        constant = self.container.read_back(self.partial, self.layout, leaf, ())
+                        if constant.tobytes() != content:
                             self._changed(leaf)
                 try:
                     durable.result()

@@ -28,6 +28,7 @@ from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.running.lane import lane
 from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
+from pipeline.tensors import rooms
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import show_bytes
 
@@ -362,7 +363,7 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
         return {**known, "reused": True}
     start = time.perf_counter()
     try:
-        with meter.metered() as measured:
+        with meter.metered() as measured, rooms.reused():
             digest = work.do(chunk)
     except Exception as why:
         if tracing.active:
@@ -398,7 +399,9 @@ def do_chunks(
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
     unchanged(*inputs)
-    result = work.finish(records)
+    with rooms.reused():
+        result = work.finish(records)
+    rooms.let_go()
     unchanged(*inputs)  # companions are copied in `finish`
     return result
 

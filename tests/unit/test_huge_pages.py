@@ -27,8 +27,20 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ("words", "wanted"),
     [(RUN, True), (["-m", *RUN], True), (["--config-dir", "mine", *RUN], True), ([], False), (["--help"], False)]
     + [([verb, *RUN], False) for verb in (*STOPS, *APART)]
-    + [([verb, "DIR"], True) for verb in SHORT]
-    + [(["convert", "--help"], False), (["--version"], False)],
+    + [([verb, "DIR"], True) for verb in SHORT if verb != "convert"]
+    + [(["convert", "--help"], False), (["--version"], False)]
+    + [
+        (["convert", "DIR", *more], False)
+        for more in ([], ["--to", "gguf", "--quant", "q8_0"], ["quant=int4", "--out", "A"])
+    ]
+    + [
+        (
+            ["flow=convert", *RUN, "model.source=A", "stages.quantize.measure=false", "paths.run=B", "progress=false"],
+            False,
+        )
+    ]
+    + [(["convert", "DIR", more], True) for more in ("quant=auto", "calibrate=gptq", "+experiment=a", "stages=[load]")]
+    + [(["convert", "DIR", "--quant", "auto"], True), (["flow=convert", *RUN, "kernels=numpy"], True)],
 )
 def test_runs_want_them(machine: Path, words: list[str], wanted: bool) -> None:
     assert huge_pages.wanted(words, {}) == wanted
@@ -53,7 +65,7 @@ def test_libraries_that_cannot(machine: Path, monkeypatch: pytest.MonkeyPatch, v
 @pytest.mark.skipif(not huge_pages.wanted(RUN, {}), reason="this machine has none to give")
 def test_a_run_has_them_from_its_beginning(tmp_path: Path) -> None:
     """A folder that cannot be one lets it end soon; until then it is seen what it was started with."""
-    process = start(*RUN, "quant=no_such", f"paths.run={tmp_path}")
+    process = start(*RUN, "flow=evaluate", "quant=no_such", f"paths.run={tmp_path}")
     seen = b""
     while process.poll() is None and huge_pages.TUNABLE.encode() not in seen:
         seen = Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -1,10 +1,11 @@
 """Boxes of C-order arrays that lie in files: the only place where tensor bytes cross the system-call boundary.
 
-Reading is `preadv` into a fresh array. It is not mmap: a file cut short under a mapping kills the process with SIGBUS
-where a read can say which tensor lost which bytes, and mapped pages count as resident memory. A box is cut into runs
-of contiguous bytes; a leading slice of whole rows is one run and one read. Where runs are short and close together (a
-column slice of a matrix), reading sieves: it takes runs and gaps together through a small staging buffer and copies
-the runs out. Writing never sieves: a neighbouring box may be written by another process at the same moment.
+Reading is `preadv` into an array (`pipeline.tensors.rooms`). It is not mmap: a file cut short under a mapping kills the
+process with SIGBUS where a read can say which tensor lost which bytes, and mapped pages count as resident memory. A box
+is cut into runs of contiguous bytes; a leading slice of whole rows is one run and one read. Where runs are short and
+close together (a column slice of a matrix), reading sieves: it takes runs and gaps together through a small staging
+buffer and copies the runs out. Writing never sieves: a neighbouring box may be written by another process at the same
+moment.
 """
 
 import math
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import SourceError, StorageError
+from pipeline.tensors import rooms
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, normalize
 
@@ -27,7 +29,6 @@ READ_NBYTES = 1 << 30  # Linux moves at most 2^31 - 4096 bytes a call (read(2), 
 # Of calls that write more the page cache takes huge pages, which a virtual machine gives back to its host while they
 # are free, and has to have again first: 8 MiB a call took 5 to 8 times as long there. Others may write in between, too.
 WRITE_NBYTES = 1 << 20
-LINE_NBYTES = 64  # of a cache
 
 Level = tuple[int, int]
 """(count, stride in bytes) of one loop around the contiguous runs of a box."""
@@ -88,7 +89,7 @@ def cut(shape: Sequence[int], box: Sequence[slice], item_nbytes: int) -> tuple[i
 
 
 def read_box(fd: int, offset: int, spec: TensorSpec, index: Index, where: str) -> Any:
-    """The box `index` of a tensor of `spec` whose first byte is at `offset`, in a fresh C-contiguous array.
+    """The box `index` of a tensor of `spec` whose first byte is at `offset`, in a C-contiguous array of its own.
 
     Args:
         where: file and tensor, for messages.
@@ -98,19 +99,12 @@ def read_box(fd: int, offset: int, spec: TensorSpec, index: Index, where: str) -
         IndexError: not a box of `spec`.
     """
     shape, box = held_shape(spec), held_index(spec, index)
-    out = _unfilled([s.stop - s.start for s in box], numpy_dtype(spec.dtype))
+    wanted, dtype = [s.stop - s.start for s in box], numpy_dtype(spec.dtype)
+    out = rooms.unfilled(math.prod(wanted) * dtype.itemsize).view(dtype).reshape(wanted)
     if out.size:
         start, levels, run = cut(shape, box, out.itemsize)
         _Reader(fd, where).read(offset + start, levels, run, out.reshape(-1).view(np.uint8))
     return out
-
-
-def _unfilled(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-    """An array that begins where a cache line does: what goes through it column by column reads a third fewer lines."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    room = np.empty(nbytes + LINE_NBYTES, np.uint8)
-    first = -room.ctypes.data % LINE_NBYTES
-    return room[first : first + nbytes].view(dtype).reshape(shape)
 
 
 def write_box(fd: int, offset: int, spec: TensorSpec, index: Index, array: Any, where: str) -> None:

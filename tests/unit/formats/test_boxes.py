@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import SourceError, StorageError
+from pipeline.tensors import rooms
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from pipeline.tensors.store import normalize
 from plugins.formats.common import boxes
@@ -48,8 +49,8 @@ def test_every_kind_of_box_reads_as_numpy_slices(sieving, tmp_path, monkeypatch)
     for index in itertools.product(*map(slices, SHAPE)):
         got = read_box(fd, 13, spec, index, "f")
         assert got.flags.c_contiguous
-        assert got.ctypes.data % boxes.LINE_NBYTES == 0 or not got.size
-        assert got.base.nbytes == got.nbytes + boxes.LINE_NBYTES, "no more than it needs is held"
+        assert got.ctypes.data % rooms.LINE_NBYTES == 0 or not got.size
+        assert got.base.nbytes == got.nbytes + rooms.LINE_NBYTES, "no more than it needs is held"
         np.testing.assert_array_equal(got, array[index], strict=True)
     os.close(fd)
 
