@@ -4,6 +4,8 @@ Our own method measures while it encodes, in the same pass over the values, and 
 same. Whatever else encodes, a class of somebody's that only adds to ours included, is decoded again and compared.
 """
 
+from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -32,5 +34,10 @@ def encoded(method: Method, values: Any, unpack: Kernel, **more: Any) -> tuple[Q
 def measures_truly(method: Method) -> bool:
     """Whether the method is exactly one of ours, with kernels that are ours."""
     cls = type(method)
-    ours = all("." not in backend for kernel in kernels_of(method) for backend in kernel.backends)
-    return ours and f"{cls.__module__}.{cls.__qualname__}" in TRUSTED
+    return f"{cls.__module__}.{cls.__qualname__}" in TRUSTED and _of_our_kernels(method)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _of_our_kernels(method: Hashable) -> bool:
+    """Of one of ours, which is frozen: it is asked of every tensor."""
+    return all("." not in backend for kernel in kernels_of(method) for backend in kernel.backends)

@@ -91,31 +91,40 @@ def metered() -> Iterator[Meter]:
         _current.reset(token)
 
 
-@contextmanager
-def stage(name: str) -> Iterator[list[int]]:
-    """Time the body as stage `name`; set element 0 of the yielded list to the bytes that the stage gave."""
-    meter = _current.get()
-    gave = [0]
-    if meter is None:
-        yield gave
-        return
-    meter._nested.append([0.0, 0.0])
-    start = time.perf_counter()
-    try:
-        yield gave
-    finally:
-        spent = time.perf_counter() - start
+class stage:
+    """Time the body of a `with` as stage `name`; element 0 of the list that it gets is to become the bytes that the
+    stage gave. (A generator would take as long as opening a file.)
+    """
+
+    __slots__ = ("gave", "meter", "name", "start")
+
+    def __init__(self, name: str):
+        self.name, self.gave = name, [0]
+
+    def __enter__(self) -> list[int]:
+        self.meter = _current.get()
+        if self.meter is not None:
+            self.meter._nested.append([0.0, 0.0])
+        self.start = time.perf_counter()
+        return self.gave
+
+    def __exit__(self, *_: object) -> None:
+        if (meter := self.meter) is None:
+            return
+        spent = time.perf_counter() - self.start
         nested_s, taken = meter._nested.pop()
-        tally = meter.stages.setdefault(name, Tally())
+        tally = meter.stages.get(self.name)
+        if tally is None:
+            tally = meter.stages[self.name] = Tally()
         tally.seconds += spent - nested_s
         tally.nbytes_in += int(taken)
-        tally.nbytes_out += gave[0]
+        tally.nbytes_out += self.gave[0]
         if tracing.active:
-            how = {"self_s": spent - nested_s, "nbytes_in": int(taken), "nbytes_out": gave[0]}
-            tracing.done(name, "stage", start, spent, **how)
+            how = {"self_s": spent - nested_s, "nbytes_in": int(taken), "nbytes_out": self.gave[0]}
+            tracing.done(self.name, "stage", self.start, spent, **how)
         if meter._nested:
             meter._nested[-1][0] += spent
-            meter._nested[-1][1] += gave[0]
+            meter._nested[-1][1] += self.gave[0]
 
 
 def add(other: Meter, gave: int, seconds: float | None = None) -> None:

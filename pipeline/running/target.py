@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Target:
     files: tuple[str, ...]
     overwrite: bool
 
-    @property
+    @cached_property
     def partial(self) -> Path:
         """Where it is filled."""
         return self._beside("partial")

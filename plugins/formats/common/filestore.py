@@ -54,9 +54,13 @@ class FileLeaves:
     def specs(self) -> Mapping[str, TensorSpec]:
         return {name: place.spec for name, place in self.places.items()}
 
+    @cached_property
+    def _files(self) -> Mapping[str, Path]:
+        return {name: self.folder / name for name in self.stamps}
+
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(self.folder / name for name in self.stamps)
+        return tuple(self._files.values())
 
     def config(self) -> Mapping[str, Any]:
         """Nothing: a container whose files describe the model says so."""
@@ -72,7 +76,7 @@ class FileLeaves:
         place = self.places.get(name)
         if place is None:
             raise SourceError(f"{self.folder}: no tensor {name!r}{did_you_mean(name, self.places)}")
-        path, stamp = self.folder / place.file, self.stamps[place.file]
+        path, stamp = self._files[place.file], self.stamps[place.file]
         with opened(path) as fd:
             # Before, so that a file cut short is called changed; after, so that a write during the read is seen.
             _check(path, stamp, Stamp.of(fd))

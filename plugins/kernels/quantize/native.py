@@ -8,7 +8,7 @@ and, for scales that whole rows or a whole matrix share, reads them twice. Scale
 
 import ctypes
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -188,11 +188,16 @@ def shared_by_blocks(matrix: Any, scheme: Scheme, recipe: Recipe, second: Any, w
 
 
 def described(scheme: Scheme, recipe: Recipe) -> _Call:
-    """What of a call follows from scheme and recipe."""
+    """What of a call follows from scheme and recipe, to be filled in."""
+    return _Call.from_buffer_copy(_described(scheme, recipe))
+
+
+@lru_cache(maxsize=256)
+def _described(scheme: Scheme, recipe: Recipe) -> _Call:
     e, rule, power = element(scheme.element), recipe.scale_rule, scheme.scale == "e8m0"
     mantissa, bias, _ = SMALL_FLOATS.get(e.name, (0, 0, 0))
     edges, values = _table(e.name, recipe.ties) if e.family == "table" else (None, None)
-    tried = _tried(power, recipe.search, recipe.search_steps, tuple(recipe.search_grid))
+    tried = _tried(power, recipe.search, recipe.search_steps, recipe.search_grid)
     integer = e.family in ("fixed", "unsigned")
     zero_scale = 0 if power else np.float32(recipe.zero_scale).astype(numpy_dtype(scheme.dtypes["scales"]))
     return _Call(

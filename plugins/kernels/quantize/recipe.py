@@ -56,6 +56,7 @@ class Recipe:
                 raise ConfigError(f"quantize {name} {given}: a scale is 0 (no such floor) or a positive number")
         if not 1 <= self.search_steps <= MOST_STEPS:
             raise ConfigError(f"quantize search_steps {self.search_steps}: 1 to {MOST_STEPS} to each side are tried")
+        object.__setattr__(self, "search_grid", tuple(self.search_grid))  # a list will do, and has no hash
         for factor in self.search_grid:
             if not 0 < factor < math.inf:
                 raise ConfigError(f"quantize search_grid {factor}: factors of a scale are positive numbers")
