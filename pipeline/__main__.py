@@ -96,8 +96,11 @@ def _job(cfg: DictConfig) -> Any:
         _plan(run, run_dir)
         return None
     from pipeline.reporting.progress import progress
+    from pipeline.running.graph import import_threads
     from pipeline.running.runner import execute
 
+    if not run.spine.dask.remote:
+        import_threads()
     process.collect_garbage()
     _composing.end()
     command = unresolved(HydraConfig.get().overrides.task)

@@ -56,6 +56,11 @@ class Dask:
     resources: dict[str, float]
     dashboard: bool
 
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run in other processes."""
+        return bool(self.address) or self.scheduler == "distributed"
+
     def __post_init__(self) -> None:
         if self.address and not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?[^/?#@\s]+", self.address):
             raise ValueError(f"dask.address={self.address!r}: tcp://HOST:PORT or tls://HOST:PORT is expected")

@@ -8,6 +8,7 @@ lost worker loses nothing that was done.
 
 import heapq
 import pickle
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,6 +151,19 @@ def _travelling(result: Any) -> Any:
         except Exception:
             return Failure(result.label, StageError(f"{result.label}: {type(result.error).__name__}: {result.error}"))
     return result
+
+
+def import_threads() -> None:
+    """Dask's threaded scheduler, in a process that shows no notebook: without the tables that Dask draws there.
+
+    They want jinja2, a third of the import, and Dask does without where that is not installed.
+    """
+    there = sys.modules.setdefault("jinja2", None)  # type: ignore[arg-type]
+    try:
+        import dask.threaded  # noqa: F401
+    finally:
+        if there is None:
+            del sys.modules["jinja2"]
 
 
 def run_threads(

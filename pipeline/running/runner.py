@@ -167,7 +167,7 @@ def _run(  # noqa: C901  what becomes of a result, in one place
     alone = len(sweep.jobs) == 1
     conf = sweep.jobs[0].run.spine.dask
     models = ModelSlot()
-    graph = build_tasks(sweep, {i: one.brings for i, one in begun.items()}, None if _remote(conf) else models)
+    graph = build_tasks(sweep, {i: one.brings for i, one in begun.items()}, None if conf.remote else models)
     for key in (*graph.inputs, *graph.keys):
         for i in graph.owners[key]:
             begun[i].waiting.add(key)
@@ -250,17 +250,12 @@ def _why(one: Attempt, *, keep_going: bool) -> Exception:
     return StageError(f"{len(lines)} tasks failed; what succeeded is kept\n  " + "\n  ".join(lines))
 
 
-def _remote(conf: Dask) -> bool:
-    """Whether tasks run in other processes."""
-    return bool(conf.address) or conf.scheduler == "distributed"
-
-
 def _lowered(
     sweep: Sweep, tasks: Sequence[Task], conf: Dask, events: Events, on_done: Callable[[Task, Any], None],
     wanted: Callable[[Task], bool],
 ) -> None:  # fmt: skip
     """Run the tasks as `conf` says."""
-    if not _remote(conf):
+    if not conf.remote:
         run_threads(tasks, conf, worker_count(conf), on_done, wanted)
         return
     workers, memory = worker_count(conf), sweep.memory
