@@ -189,6 +189,22 @@ def kept_to(run):
     return memory
 
 
+HOLDS = """
+import sys, pipeline
+held = bytes(400 << 20).replace(b"\\0", b"1")
+pipeline.run(sys.argv[1:])
+"""
+
+
+def test_what_a_process_has_before_is_counted_on_both_sides(tmp_path):
+    """As what the first of the two runs of quant=auto leaves, or a notebook has."""
+    overrides = command(*QUIETLY, "quant=mxfp4", f"paths.run={tmp_path}")[3:]
+    seen = watch([sys.executable, "-c", HOLDS, *overrides], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    memory = kept_to(tmp_path)
+    assert 400 << 20 < memory["measured"] <= memory["planned"] < memory["measured"] * 1.2
+
+
 @pytest.mark.parametrize("how", [["dask.workers=2"], DISTRIBUTED], ids=["threads", "distributed"])
 @pytest.mark.brief("threads")
 def test_tensors_are_counted(tmp_path, how):
