@@ -13,7 +13,7 @@ from pipeline.errors import StageError, ValueRangeError
 from pipeline.gained import NEAREST, Past
 from pipeline.hooks import optional
 from pipeline.learned import Learned
-from pipeline.measured import encoded
+from pipeline.measured import encoded, lost
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, common, outward, scratch_of, whole_blocks
@@ -21,7 +21,7 @@ from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.stats import ErrorStats, Gain
+from pipeline.tensors.stats import Gain
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
 
@@ -151,8 +151,7 @@ class CodedStore(StoreView):
         """What was learned of a box, with what is lost by it; what the steps gained comes with its beginning."""
         coded = learned.read(name, self.specs[name], box)
         if self.measure:
-            values = np.asarray(value).astype(np.float32)
-            meter.error(name, ErrorStats.between(values, np.asarray(self.unpack(coded, "F32"))))
+            meter.error(name, lost(value, coded, self.unpack))
             if all(s.start == 0 for s in box) and (gain := learned.gain(name)) is not None:
                 meter.gained(name, gain)
         return checked(coded, self.specs[name], box, name)

@@ -259,6 +259,18 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
     return MemoryPlan(BASE_THREADS + kept + chunks * PER_CHUNK + held, task, workers, allowed, model)
 
 
+def peak_after(memory: MemoryPlan, conf: Dask, held_nbytes: int) -> int:
+    """The peak of a run in a process that already has `held_nbytes`: an earlier run's, or of the program that calls.
+
+    A plan is of a process of its own. What another run left is mostly what running a model leaves (`RESIDENT`), which
+    the next one that runs a model does not take again.
+    """
+    own = BASE_CLIENT if conf.scheduler == "distributed" else BASE_THREADS
+    if conf.address or held_nbytes <= own:  # with `address`, a plan is of one worker
+        return memory.peak
+    return max(memory.peak, memory.conversion + max(0, memory.model - RESIDENT) + held_nbytes - own)
+
+
 def _share(takes: Footprint, parts: int) -> Footprint:
     """What one of as many processes takes of the host's memory."""
     return replace(takes, host_nbytes=-(-takes.host_nbytes // parts), kept_nbytes=-(-takes.kept_nbytes // parts))

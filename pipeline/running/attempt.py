@@ -22,6 +22,7 @@ from pipeline.hooks import optional
 from pipeline.places import reason
 from pipeline.planning.digests import Digests
 from pipeline.planning.identity import Key, differences, keyed, resolved
+from pipeline.planning.memory import peak_after
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
@@ -82,6 +83,7 @@ class Attempt:
         self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
         self.complete: Report | None = None
         self.began = False
+        self._held_nbytes = 0
         self.failures: list[Failure] = []
         self.known: Mapping[str, Any] = {}
         self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
@@ -139,8 +141,13 @@ class Attempt:
         # Once more, now that no other run can change it.
         stop_at(obstacles(self.plan, self._outputs, self.known, self.exports.there))
 
-    def begin(self) -> None:
-        """Write down what the job is, and put in place what is there already."""
+    def begin(self, held_nbytes: int) -> None:
+        """Write down what the job is, and put in place what is there already.
+
+        Args:
+            held_nbytes: of memory, that this process has already.
+        """
+        self._held_nbytes = held_nbytes
         run_dir = self.job.run_dir
         if not self._resuming:
             taken = [] if not self._goes_on else system.files(run_dir)  # what an earlier try took is still so
@@ -249,7 +256,9 @@ class Attempt:
         self.records = [*(self._given[k] for k in keys), *(m.record for m in made.values() if not m.found)]
         done = [r for r in self.records if not r.get("reused")]
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
-        report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
+        report = replace(
+            report, predicted=_kept_to(run, plan, report, done, self._held_nbytes, whole=whole and self._alone)
+        )
         job = "" if self._alone else self.job.name
         report = replace(report, traces=left(run_dir) if trace is None else trace.links(run_dir, job))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
@@ -383,12 +392,13 @@ def _earlier(
 
 
 def _kept_to(
-    run: RunConfig, plan: Plan, report: Report, mine: Sequence[Mapping[str, Any]], *, whole: bool
+    run: RunConfig, plan: Plan, report: Report, mine: Sequence[Mapping[str, Any]], held_nbytes: int, *, whole: bool
 ) -> list[dict[str, Any]]:
     """See `Report.predicted`.
 
     Args:
         mine: records of what was done now.
+        held_nbytes: that this process had before.
         whole: that is all of it, and nothing was done beside it, so that the time can be compared.
     """
     if not mine:
@@ -402,7 +412,8 @@ def _kept_to(
     beside = max((r.get("processes_nbytes", 0) for r in mine), default=0)  # stages that compute come one by one
     assert plan.memory is not None
     rows: list[tuple[str, str, float | None, float]] = [
-        ("memory", "bytes", plan.memory.peak, (max(found, default=0) if conf.address else sum(found)) + beside),
+        ("memory", "bytes", peak_after(plan.memory, conf, held_nbytes),
+         (max(found, default=0) if conf.address else sum(found)) + beside),
         ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
          max((r["device_nbytes"] for r in mine), default=0)),
         ("disk", "bytes", plan.written_nbytes + plan.kept_nbytes,

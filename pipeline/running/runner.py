@@ -108,8 +108,8 @@ def execute_jobs(
             wait_for([one.exports for one in begun.values()], locks)
             each(lambda one: one.prepare())
             stop_at(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
-            peak.begin()
-            each(lambda one: one.begin())
+            already = peak.begin()
+            each(lambda one: one.begin(already))
             with monitored([one.job.run_dir for one in begun.values()], jobs[0].run.spine.monitor) as leave:
                 _run(sweep, begun, digests, events, settle, trace, leave)
         except Exception as why:

@@ -165,6 +165,46 @@ def test_a_row_need_not_fit(long_rows, tmp_path, args):
     assert seen.process_nbytes[0] <= 112 << 20
 
 
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    shapes = {f"model.layers.{i}.w.weight": (4096, 4096) for i in range(6)}
+    return plain_llama(tmp_path_factory.mktemp("matrices"), shapes)  # 192 MiB
+
+
+@pytest.mark.parametrize("quant", ["q4_k", "q2_k", "iq4_nl"])
+@pytest.mark.brief("q4_k")
+def test_what_is_measured_by_decoding_keeps_to_the_plan(matrices, tmp_path, quant):
+    """Methods that do not measure while they encode: what they lose is looked at in pieces."""
+    args = ["model.rules=[{match: '*.weight', to: quant}]", f"quant={quant}", "quant.rules=[]", "export=orbax"]
+    args = [*KEPT, *args, "dask.workers=2", "dask.memory=150MiB"]
+    args += [f"model.source={matrices}", f"paths.run={tmp_path / 'run'}"]
+    seen = watch(command(*args), cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert seen.process_nbytes[0] <= kept_to(tmp_path / "run")["planned"] <= 150 << 20
+
+
+def kept_to(run):
+    """What the run's manifest says of memory, planned and measured."""
+    [memory] = [r for r in json.loads((run / "manifest.json").read_text())["predicted"] if r["what"] == "memory"]
+    return memory
+
+
+HOLDS = """
+import sys, pipeline
+held = bytes(400 << 20).replace(b"\\0", b"1")
+pipeline.run(sys.argv[1:])
+"""
+
+
+def test_what_a_process_has_before_is_counted_on_both_sides(tmp_path):
+    """As what the first of the two runs of quant=auto leaves, or a notebook has."""
+    overrides = command(*QUIETLY, "quant=mxfp4", f"paths.run={tmp_path}")[3:]
+    seen = watch([sys.executable, "-c", HOLDS, *overrides], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    memory = kept_to(tmp_path)
+    assert 400 << 20 < memory["measured"] <= memory["planned"] < memory["measured"] * 1.2
+
+
 @pytest.mark.parametrize("how", [["dask.workers=2"], DISTRIBUTED], ids=["threads", "distributed"])
 @pytest.mark.brief("threads")
 def test_tensors_are_counted(tmp_path, how):
@@ -205,9 +245,7 @@ def test_rows_that_must_be_whole_keep_to_the_plan(tmp_path, kernels, columns):
     ]
     seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
     assert seen.returncode == 0, seen.output
-    [memory] = [
-        r for r in json.loads((tmp_path / "run/manifest.json").read_text())["predicted"] if r["what"] == "memory"
-    ]
+    memory = kept_to(tmp_path / "run")
     assert seen.process_nbytes[0] <= memory["planned"]
     assert abs(seen.process_nbytes[0] - memory["measured"]) < 16 << 20  # and the run knows what it has taken
 

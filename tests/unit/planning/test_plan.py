@@ -11,7 +11,7 @@ from pipeline.config.spine import Dask
 from pipeline.digest import InputFile
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.planning.budget import Budget
-from pipeline.planning.memory import computing
+from pipeline.planning.memory import BASE_CLIENT, BASE_THREADS, RESIDENT, computing, peak_after
 from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.wiring import MemoryPlan, StageStore, make_plan
 from pipeline.running.graph import run_threads
@@ -32,6 +32,11 @@ from tests.unit.planning.stages import (
     Write,
     planned,
 )
+
+THREADS = Dask(
+    scheduler="threads", address=None, tls=False, workers=2, threads_per_worker=1, memory="auto", chunk="1MiB",
+    retries=0, keep_going=False, resources={}, dashboard=False,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,7 @@ def test_stages_that_compute_run_one_after_another_and_give_what_they_promised()
     graph = build_tasks(Sweep([Job(run, Path("nowhere"))], [plan]), {0: Try({}, True, (), {}, {})})
     tasks = {t.key: t for t in graph.tasks}
     assert [tasks[f"{n}:run"].behind for n in ("train", "score", "again")] == [(), ("train",), ("score",)]
-    conf = Dask(
-        scheduler="threads", address=None, tls=False, workers=2, threads_per_worker=1, memory="auto", chunk="1MiB",
-        retries=0, keep_going=False, resources={}, dashboard=False,
-    )  # fmt: skip
-    results = run_threads(graph.tasks, conf, 2, lambda task, result: None)
+    results = run_threads(graph.tasks, THREADS, 2, lambda task, result: None)
     assert results["score"] == 6.0  # zeros of [2, 3], and one
 
 
@@ -187,6 +188,19 @@ def test_chunks_outputs_and_inputs_of_the_whole_plan() -> None:
 
 def test_peak_memory() -> None:
     assert MemoryPlan(base=100, task=7, tasks=3, budget=Budget(200, 200, "200 B")).peak == 121
+
+
+def test_what_a_process_has_already_comes_on_top_but_what_models_leave_counts_once() -> None:
+    workers, cluster = replace(THREADS, scheduler="distributed"), replace(THREADS, address="tcp://there:8786")
+    budget = Budget(1 << 40, 1 << 40, "1 TiB")
+    convert = MemoryPlan(BASE_THREADS + 10, 7, 3, budget)
+    assert peak_after(convert, THREADS, BASE_THREADS) == convert.peak
+    assert peak_after(convert, THREADS, BASE_THREADS + 5) == convert.peak + 5
+    assert peak_after(convert, workers, BASE_CLIENT + 5) == convert.peak + 5
+    assert peak_after(convert, cluster, 1 << 40) == convert.peak
+    runs = replace(convert, model=RESIDENT + 100)
+    assert peak_after(runs, THREADS, BASE_THREADS + RESIDENT // 2) == runs.peak
+    assert peak_after(runs, THREADS, BASE_THREADS + RESIDENT + 5) == runs.peak + 5
 
 
 def test_a_stage_is_planned_without_the_optional_one_that_failed() -> None:
