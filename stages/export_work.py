@@ -22,6 +22,7 @@ from pipeline.formats import Container, Layout
 from pipeline.places import nearest_folder, reason, sync, unlisted
 from pipeline.running.target import MARKER, Target
 from pipeline.stage import Chunk, Exported, OutputFile, ReadBack
+from pipeline.tensors import rooms
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import Box, common, grain_of, outward, scratch_of, shares_of
 from pipeline.tensors.chunks import pack, pack_boxes
@@ -211,8 +212,10 @@ class ExportWork:
         for piece in chunk.pieces:
             bound = self.binding.tensors[piece.tensor]
             for part, box in leaf_boxes(bound, piece.index):
-                array = self.container.read_back(self.partial, self.layout, part.leaf, box)
-                hasher.update(array.reshape(-1).view(np.uint8))
+                with rooms.reused():
+                    array = self.container.read_back(self.partial, self.layout, part.leaf, box)
+                    hasher.update(array.reshape(-1).view(np.uint8))
+                    del array
         return hasher.hexdigest()
 
     def finish(self, records: Sequence[Mapping[str, Any]]) -> Exported:
