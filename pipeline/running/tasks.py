@@ -399,9 +399,11 @@ def do_chunks(
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
     unchanged(*inputs)
-    with rooms.reused():
+    rooms.let_go()  # of the threads that did the chunks
+    try:
         result = work.finish(records)
-    rooms.let_go()
+    finally:
+        rooms.let_go()
     unchanged(*inputs)  # companions are copied in `finish`
     return result
 
