@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.errors import Problem
 from pipeline.units import parse_bytes
 
 AUTO = "auto"
@@ -114,6 +115,8 @@ class RunConfig:
             credentials.
         built: nodes that were asked for beside the stages, live.
         tracker: who is told of the run (`pipeline.tracker.Tracker`); None: nobody.
+        unused: groups of which an option was typed that no stage refers to → what is to be said of it, where no other
+            job of a sweep does (`pipeline.config.compose.check_choices`).
     """
 
     spine: Spine
@@ -122,3 +125,4 @@ class RunConfig:
     tree: Mapping[str, Any] = field(repr=False)
     built: Mapping[str, Any] = field(default_factory=dict)
     tracker: Any = None
+    unused: Mapping[str, Problem] = field(default_factory=dict)

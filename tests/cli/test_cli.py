@@ -94,6 +94,14 @@ TYPOS = [
     (["gpt_oss"], ["'gpt_oss': a setting is written key=value"]),
     ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
     ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),
+    (
+        [*MAIN, "flow=full", "export.max_shard_size=", "sampling.stop_tokens=[-1]", "engine.programs=-1",
+         "calibrate=absmax", "calibrate.samples=abc"],  # which nothing asks for
+        ["export.max_shard_size='' is not a size", "stop_tokens: -1 is no id of a token", "engine.programs='-1'",
+         "./-1 is one", "calibrate.samples: a whole number is expected, got 'abc'"],
+    ),
+    ([*MAIN, "calibrate=reconstruct", "calibrate.reconstruct.batch=128"],
+     ["calibrate.reconstruct.batch: 128 rows at once; calibrate.windows leaves 128 at most, one to judge by"]),
     ([MODEL, "dask.workers=0"], ["dask.workers=0: at least 1 is needed"]),
     ([MODEL, "dask.workers=many"], ["dask.workers: a whole number is expected, got 'many'"]),
     ([MODEL, "--config-dir", "/nowhere/at/all"], ["--config-dir '/nowhere/at/all': no such folder"]),
