@@ -65,6 +65,8 @@ class Export:
             raise ConfigError("without a dialect, prefer says which options are asked")
         if unknown := [name for name in self.prefer if name not in self.options]:
             raise ConfigError(f"prefer names {unknown[0]!r}{did_you_mean(unknown[0], self.options)}")
+        if self.path is not None and not self.path.strip():
+            raise ConfigError(f"export.path={self.path!r}: a folder is expected, or null: model in the run's folder")
         if self.max_shard_size is not None and (self.dialect is not None or self.max_shard_size != "auto"):
             _nbytes(self.max_shard_size)
 

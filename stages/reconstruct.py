@@ -56,7 +56,7 @@ class Reconstruct:
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         """
         Raises:
-            PlanError: a scheme that nothing can be learned of, inputs that are rotated, more rows at once than the texts
+            PlanError: a scheme that nothing can be learned of, inputs that are rotated, more rows at once than texts
                 can have; as `quantize`.
         """
         begun = coded(self.quantize, checkpoint)
@@ -90,7 +90,8 @@ class Reconstruct:
         most = [min(limit, inf if f.path.suffix == ".gz" else f.nbytes) for f in files]  # a token has one byte at least
         rows = sum(n // self.windows.window for n in most)
         if self.reconstructor.batch >= rows:
-            text = f"{self.reconstructor.batch:,} rows at once; calibrate.windows leaves {rows:,.0f} at most, one to judge by"
+            text = f"{self.reconstructor.batch:,} rows at once; calibrate.windows leaves {rows:,.0f} at most"
+            text += ", one of them to judge by"
             raise PlanError([Problem("calibrate.reconstruct.batch", text)])
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:

@@ -5,7 +5,7 @@ After `load_run` no DictConfig travels anywhere.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.tracker import Tracker
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
-_FIRST = re.compile(r"\$\{(?:oc\.select:)?(\w+)[.}\[,]")  # the first name of each reference in a text
+_EACH = re.compile(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)*)[}\[,]")  # of what is looked up in a text
 _ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever was typed
 _WITH_FILE = re.compile(r"\$\{rules_with:\$\{rules_file\},(.+)\}")  # rules, and those of a file behind them
 
@@ -39,7 +39,6 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     Raises:
         PlanError: every problem of every node.
     """
-    unused = _unused(cfg, build)
     chosen = plain(cfg.get("kernels", {}))
     found, astray = kernels.nodes(chosen, allowed_packages())
     OmegaConf.update(cfg, "kernels", found, merge=False, force_add=True)  # what `${kernels.OP}` is to give
@@ -74,7 +73,9 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     built = {name: resolver.build(tree[name], name) for name in build if name in tree}
     tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
     aliases = _aliases(cfg)
-    problems = [*_astray(cfg), *(() if of_several else unused.values()), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
+    unused = _unused(cfg, [*(f"stages.{name}" for name in nodes), *build]) if nodes else {}
+    astray = [*_astray(cfg), *(() if of_several else unused.values())]
+    problems = [*astray, *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
@@ -143,33 +144,46 @@ def _astray(cfg: DictConfig) -> list[Problem]:
     return problems
 
 
-def _unused(cfg: DictConfig, build: Sequence[str]) -> dict[str, Problem]:
-    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where nothing refers to it."""
+def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
+    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
+    it, nor what these refer to."""
     typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     places = {group: re.split("[/@]", group)[0] for group, _ in typed}
     looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
     chosen = {
-        group: option for group, option in typed if places[group] in {*raw} - looked_at and options(group.partition("@")[0])
+        group: option
+        for group, option in typed
+        if places[group] in {*raw} - looked_at and options(group.partition("@")[0])
     }
     if not chosen:
         return {}
-    texts, known = [str(raw.get("stages")), *(str(raw.get(name)) for name in build)], {*build}
-    while texts:
-        text = texts.pop()
+    todo, known = {*nodes}, set[str]()
+    while todo:
+        known |= todo
+        text = "".join(_text(raw, path.split(".")) for path in todo)
         if _ANY in text:
             return {}
-        more = {*_FIRST.findall(text)} - known
-        known |= more
-        texts += [str(raw[name]) for name in more if name in raw]
-    stages, flow = ", ".join(raw.get("stages") or {}), _chosen("flow")
-    where = f"no stage of flow={flow} ({stages})" if flow else f"no stage of {stages}"
+        todo = {*_EACH.findall(text)} - known
+    known = {path.partition(".")[0] for path in known}
+    stages = ", ".join(path.partition(".")[2] for path in nodes if path.startswith("stages."))
+    by_name = any(key == "stages" for key, _ in typed)
+    where = f"nothing in stages=[{stages}]" if by_name else f"nothing in flow={_chosen('flow')} ({stages})"
     said = "leave it out, or choose a flow or stages= that do"
     return {
         group: Problem(f"{group}={option}", f"{where} refers to {places[group]}; {said}")
         for group, option in chosen.items()
         if places[group] not in known
     }
+
+
+def _text(raw: Any, path: Sequence[str]) -> str:
+    """What stands at `path`, or above it, where that is a reference itself."""
+    for name in path:
+        if not isinstance(raw, Mapping):
+            break
+        raw = raw.get(name)
+    return str(raw)
 
 
 def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:

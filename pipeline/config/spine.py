@@ -24,6 +24,11 @@ class Paths:
     outputs: str
     run: str
 
+    def __post_init__(self) -> None:
+        for name in ("outputs", "run"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"paths.{name}='': a folder is needed, such as . or outputs")
+
 
 @dataclass(kw_only=True, slots=True)
 class Dask:
@@ -96,6 +101,8 @@ class Spine:
     dask: Dask
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: a whole number from 0 to 2^63-1 is allowed")
         if self.monitor is not None and not 0.01 <= self.monitor < float("inf"):
             raise ValueError(f"monitor={self.monitor}: null, or seconds between two looks, at least 0.01, are allowed")
         if self.trace_jax is True and self.trace is False:

@@ -149,6 +149,8 @@ class Engine:
         if self.programs is not None and NO_FOLDER.fullmatch(self.programs):
             named = f"; ./{self.programs} is one" if self.programs.strip() else ""
             raise ConfigError(f"engine.programs={self.programs!r}: auto, null (nowhere) or a folder is allowed{named}")
+        if not self.device.strip():
+            raise ConfigError("engine.device='': auto, cpu, gpu or tpu is allowed, or one with a number: gpu:1")
         if self.activations is not None and (why := self._unrounded(self.activations)):
             raise ConfigError(f"activations: {why}")
         if self.activations is not None and self.activations_scales == "calibrated":
