@@ -108,6 +108,8 @@ TYPOS = [
     ),
     ([*MAIN, "flow=full", "paths.outputs=", "engine.device="],
      ["paths.outputs='': a folder is needed", "engine.device='': auto, cpu"]),
+    ([MODEL, "flow=finetune", "data.files=[nowhere.txt]", "train.peak_flops=0"],
+     ["peak_flops=0.0: more than 0 are needed"]),
     ([*MAIN, "calibrate=rotate", "calibrate.rotate.seed=-1"], ["calibrate.rotate.seed=-1: 0 or more is needed"]),
     ([*MAIN, "calibrate=reconstruct", "calibrate.reconstruct.batch=128"],
      ["calibrate.reconstruct.batch: 128 rows at once; calibrate.windows leaves 128 at most, one of them to judge by"]),
