@@ -171,7 +171,7 @@ class VerifyWork:
         errors: dict[str, ErrorStats] = {}
         remarks: dict[str, set[str]] = {}
         for record in records:
-            for name, said in record["remarks"].items():
+            for name, said in record.get("remarks", {}).items():
                 remarks.setdefault(name, set()).update(said)
             for name, sums in record["errors"].items():
                 errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
