@@ -26,7 +26,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline import redact, terminal
-from pipeline.config.compose import load_run, unresolved
+from pipeline.config.compose import check_choices, load_run, unresolved
 from pipeline.config.explain import explain
 from pipeline.config.jobs import combined
 from pipeline.config.names import short_names
@@ -139,6 +139,7 @@ class Launcher(HydraLauncher):
                 failed.append((name, overrides, why))
         if failed:
             raise _none_composed([(name, explain(why, overrides)) for name, overrides, why in failed])
+        check_choices([one.run for one in jobs])
         record = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
         with env_override(self.config.hydra.job.env_set):
             outcomes = self.task_function(Asked(jobs, list(job_overrides), folder, OmegaConf.to_yaml(record)))
@@ -162,5 +163,5 @@ class Launcher(HydraLauncher):
             command = unresolved(config.hydra.overrides.task)
             HydraConfig.instance().set_config(config)  # the run's folder is named after its overrides
             del config["hydra"]
-        run = load_run(config)
+        run = load_run(config, of_several=True)
         return Job(run, Path(os.path.expanduser(run.spine.paths.run)).absolute(), tuple(command), name)

@@ -93,6 +93,7 @@ def sweep(
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    from pipeline.config.compose import check_choices
     from pipeline.config.jobs import combined
     from pipeline.config.names import run_name, short_names
     from pipeline.config.overrides import as_typed, for_jobs
@@ -106,6 +107,7 @@ def sweep(
     for each, name in zip(several, short_names(several), strict=True):
         with _composed(each, config_dir, typed=False) as (config, settled):
             jobs.append(Job(config, _folder(config), tuple(settled), name))
+    check_choices([job.run for job in jobs])
     folder = outputs_of(jobs[0].run) / f"compared-{run_name(typed)}"
     asked = Asked(jobs, several, folder, "\n".join(f"- {o}" for o in typed))
     with _events(progress, jobs[0].run) as events:
@@ -287,7 +289,7 @@ def _composed(
 
     Args:
         build: nodes that are built beside the stages.
-        typed: overrides are as people type them, and not yet as Hydra's grammar has them.
+        typed: overrides are as people type them; else they are a sweep's job's, as Hydra's grammar has them.
 
     Raises:
         ConfigError: Hydra's errors, explained.
@@ -317,7 +319,7 @@ def _composed(
                 HydraConfig.instance().set_config(whole)
                 with open_dict(whole):
                     del whole["hydra"]
-                config = load_run(whole, build)
+                config = load_run(whole, build, of_several=not typed)
             except (HydraException, OmegaConfBaseException, ValueError) as why:
                 found = explain(why, list(overrides), sweeps=False)
                 if found is why:

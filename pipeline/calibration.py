@@ -119,6 +119,11 @@ class Reconstructor(Protocol):
     """A plugin node under `calibrate.reconstruct`: trains what a block's weights are rounded to, block after block."""
 
     @property
+    def batch(self) -> int:
+        """Rows of the text that an update is made of, of those that are trained on."""
+        ...
+
+    @property
     def rows(self) -> int:
         """How many rows of the text a block is trained on, each as often as it comes, for the plan."""
         ...

@@ -25,6 +25,7 @@ ONLY_STORED = ("embed", "head", "experts_out")
 """Logical axes of weights that a model wants whole: they can be divided as they lie only."""
 
 HOST = "host"  # the axis of a mesh along which hosts are, as conf/mesh/multihost.yaml names it
+MOST_DEVICES = 1 << 16  # several of the largest machines there are; each of them is looked at
 PICTURE = "mesh.png"  # of which device holds what, in a run's folder
 
 Axes = tuple[str, ...]
@@ -271,6 +272,10 @@ def _problems(mesh: Mesh) -> Iterator[Problem]:
     for axis, size in mesh.axes.items():
         if not isinstance(size, int) or size < 1:
             yield Problem(f"axes.{axis}", f"{size!r} devices along it; a whole number from 1 is needed")
+    sizes = [size for size in mesh.axes.values() if isinstance(size, int)]
+    if (size := math.prod(sizes)) > MOST_DEVICES:
+        yield Problem("axes", f"{size:,} devices; {MOST_DEVICES:,} at most are planned for")
+        return
     for logical, given in mesh.rules.items():
         yield from (Problem(f"rules.{logical}", said) for said in _wrong_rule(mesh, str(logical), several(given)))
     names = [n for n in (*COMPUTED, *ONLY_STORED) if n != "batch"]

@@ -45,6 +45,7 @@ class Meter:
     stages: dict[str, Tally] = field(default_factory=dict)
     errors: dict[str, ErrorStats] = field(default_factory=dict)
     gains: dict[str, Gain] = field(default_factory=dict)
+    remarks: dict[str, set[str]] = field(default_factory=dict)
     backends: set[tuple[str, str]] = field(default_factory=set)
     declined: Counter[Declined] = field(default_factory=Counter)
     written: int = 0
@@ -67,6 +68,7 @@ class Meter:
             "stages": {name: asdict(t) for name, t in self.stages.items()},
             "errors": {name: e.to_json() for name, e in self.errors.items()},
             "gains": {name: g.to_json() for name, g in self.gains.items()},
+            "remarks": {name: sorted(said) for name, said in self.remarks.items()},
             "backends": sorted(list(b) for b in self.backends),
             "declined": [[*what, n] for what, n in sorted(self.declined.items())],
             "written": self.written + self.disk_nbytes,
@@ -147,12 +149,20 @@ def add(other: Meter, gave: int, seconds: float | None = None) -> None:
         meter.errors[name] = meter.errors.get(name, ErrorStats()) + stats
     for name, gain in other.gains.items():
         meter.gains[name] = meter.gains.get(name, Gain()) + gain
+    for name, said in other.remarks.items():
+        meter.remarks.setdefault(name, set()).update(said)
     meter.backends |= other.backends
     for what, times in other.declined.items():
         count_declined(meter.declined, what, times)
     if meter._nested:
         meter._nested[-1][0] += seconds or 0.0
         meter._nested[-1][1] += gave
+
+
+def remark(tensor: str, what: str) -> None:
+    """Note something of a slice of `tensor`, for whoever gathers the records."""
+    if (meter := _current.get()) is not None:
+        meter.remarks.setdefault(tensor, set()).add(what)
 
 
 def error(tensor: str, stats: ErrorStats) -> None:

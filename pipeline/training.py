@@ -33,6 +33,8 @@ from pipeline.tensors.store import TensorStore
 
 ROUNDS = 6  # of the Feistel network; four make a pseudo-random permutation (Luby and Rackoff, 1988)
 
+TRAINED = "trained"  # the origin of a checkpoint whose weights a run has trained
+
 
 class Examples(Protocol):
     """What a model is trained on, by number."""

@@ -113,8 +113,6 @@ class Calibrate:
     def __post_init__(self) -> None:
         if self.samples < 0:
             raise ConfigError(f"calibrate.samples={self.samples}: rows of inputs to keep, 0 or more")
-        if not self.texts:
-            raise ConfigError("calibrate.texts: at least one text file is needed")
         for text in self.texts:
             texts.check(text, "calibrate.texts")
 
@@ -124,7 +122,13 @@ class Calibrate:
         return observing_gang(self.engine)
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
-        """See `pipeline.stage.StageHooks`."""
+        """See `pipeline.stage.StageHooks`.
+
+        Raises:
+            ConfigError: there is no text.
+        """
+        if not self.texts:
+            raise ConfigError("calibrate.texts: at least one text file is needed")
         files = [texts.input_file(text) for text in self.texts]
         usage = replace(scoring([f.nbytes for f in files], self.windows), observes=True)
         if self.windows.limit is not None:

@@ -17,6 +17,7 @@ from pipeline.running.results import FOLDER, Results
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
 from pipeline.tables import shortened
 from pipeline.tensors.spec import UNQUANTIZED, called, encodings
+from pipeline.training import TRAINED
 from pipeline.units import show_seconds
 
 NAMED = 32  # columns that the name of a text has in a line
@@ -141,7 +142,7 @@ class Evaluate:
             facts={**facts, "baseline_nbytes": base_facts["device_nbytes"], "read_from": str(subject.source)},
             windows=asdict(windows),
             figures=_figures(rows),
-            tables=_tables(rows, found, facts, base_facts, changed=changed),
+            tables=_tables(rows, found, facts, base_facts, changed=changed, trained=decode.origin == TRAINED),
             before=_figures({n: _row(s, None) for n, s in base.items()}) if changed else {},
             baseline={
                 "nbytes": sum(s.nbytes for s in specs),
@@ -231,7 +232,7 @@ def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
 
 def _tables(
     rows: Mapping[str, Mapping[str, float]], scores: Mapping[str, Score], facts: Mapping[str, Any],
-    base: Mapping[str, Any], *, changed: bool,
+    base: Mapping[str, Any], *, changed: bool, trained: bool,
 ) -> tuple[Table, ...]:  # fmt: skip
     columns: tuple[str, ...]
     lines: list[tuple[Cell, ...]]
@@ -258,4 +259,5 @@ def _tables(
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
         ("compiling", show_seconds(sum(s.compile_s for s in scores.values()))),
     ]
-    return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))
+    title = "Perplexity; before: trained, as it is before it is quantized" if changed and trained else "Perplexity"
+    return Table(title, columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

@@ -65,6 +65,10 @@ class Export:
             raise ConfigError("without a dialect, prefer says which options are asked")
         if unknown := [name for name in self.prefer if name not in self.options]:
             raise ConfigError(f"prefer names {unknown[0]!r}{did_you_mean(unknown[0], self.options)}")
+        if self.path is not None and not self.path.strip():
+            raise ConfigError(f"export.path={self.path!r}: a folder is expected, or null: model in the run's folder")
+        if self.max_shard_size is not None and (self.dialect is not None or self.max_shard_size != "auto"):
+            _nbytes(self.max_shard_size)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Exported]:
         """
@@ -94,7 +98,7 @@ class Export:
         if unpacked.names:
             notes.append(unpacked.said(self.options, checkpoint.store.specs, encode))
         binding = replace(binding, notes=(*notes, *binding.notes))
-        max_shard = parse_bytes(shard_size, "export.max_shard_size", bare=1 << 20) if shard_size else None
+        max_shard = None if shard_size is None else _nbytes(shard_size)
         layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         self._check_path(layout)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
@@ -224,6 +228,10 @@ class AsValues:
             return self.cast(value, self.dtype, overflow=self.overflow)
         except ValueRangeError as why:
             raise ValueRangeError(f"{name}: {why}; export.overflow=clamp writes the nearest finite value") from None
+
+
+def _nbytes(shard_size: str) -> int:
+    return parse_bytes(shard_size, "export.max_shard_size", bare=1 << 20)
 
 
 def _as_values(specs: Mapping[str, TensorSpec], names: Collection[str]) -> dict[str, TensorSpec]:

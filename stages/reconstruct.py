@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from pipeline import meter, texts
 from pipeline.calibration import Reconstructor
+from pipeline.digest import InputFile
 from pipeline.engine import Engine, Windows, scoring
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.figures import Figure
@@ -54,11 +56,13 @@ class Reconstruct:
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         """
         Raises:
-            PlanError: a scheme that nothing can be learned of, inputs that are rotated; as `quantize`.
+            PlanError: a scheme that nothing can be learned of, inputs that are rotated, more rows at once than texts
+                can have; as `quantize`.
         """
         begun = coded(self.quantize, checkpoint)
         names = self._learned(checkpoint, begun)
         files = [texts.input_file(text) for text in self.texts]
+        self._check_batch(files)
         usage = scoring([f.nbytes for f in files], self.windows)
         takes = self.engine.plan(checkpoint, plain=True, usage=usage)
         values = Counter[str]()
@@ -79,6 +83,16 @@ class Reconstruct:
             rate=f"{takes.rate} reconstruct",
         )
         return Prediction(replace(checkpoint, learned=Learned(None, dict.fromkeys(names, ""))), takes)
+
+    def _check_batch(self, files: Sequence[InputFile]) -> None:
+        """Raises PlanError when the texts cannot have the rows of an update, which one is left of to judge by."""
+        limit = inf if self.windows.limit is None else self.windows.limit
+        most = [min(limit, inf if f.path.suffix == ".gz" else f.nbytes) for f in files]  # a token has one byte at least
+        rows = sum(n // self.windows.window for n in most)
+        if self.reconstructor.batch >= rows:
+            text = f"{self.reconstructor.batch:,} rows at once; calibrate.windows leaves {rows:,.0f} at most"
+            text += ", one of them to judge by"
+            raise PlanError([Problem("calibrate.reconstruct.batch", text)])
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """

@@ -19,7 +19,7 @@ from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 from pipeline.tensors.blocks import shares_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
-from pipeline.training import DataPlan, Dataset, Teacher, Trainer
+from pipeline.training import TRAINED, DataPlan, Dataset, Teacher, Trainer
 from pipeline.units import parse_bytes
 
 REPORT = "training.json"  # beside the weights
@@ -158,5 +158,5 @@ def _trained(checkpoint: Checkpoint, store: TensorStore) -> Checkpoint:
     """The checkpoint with other weights, all of them plain."""
     return replace(
         checkpoint, store=store, stored={n: s.nbytes for n, s in store.specs.items()}, ignored={}, outline=False,
-        origin="trained", made_by=None,
+        origin=TRAINED, made_by=None,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import isclose, prod
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,21 @@ from pipeline.tensors.blocks import common, grain_of
 from pipeline.tensors.chunks import pack
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.tensors.spec import TensorSpec, dtype_name, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.tensors.store import TensorStore
 from pipeline.terminal import line
 
 EQUAL = "equal"
 TASK_SCRATCH_NBYTES = 16 << 20
-NEUTRAL = ("architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config", "_name_or_path")
-"""Settings of config.json that say nothing of what a model computes."""
+NEUTRAL = (
+    "architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config", "_name_or_path",
+    "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout",
+    "router_aux_loss_coef", "output_router_logits", "output_attentions", "output_hidden_states",
+)  # fmt: skip
+"""Settings of config.json that say nothing of what a model computes: of files, of generating, of training."""
+CLOSE = 1e-6  # numbers that differ by such a share are one number, in fp32 as GGUF has it and as text
+ROUNDED = ("F16", "BF16")  # what values are rounded to where they are stored plainly
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,13 @@ class Verified:
     """What comparing two checkpoints found.
 
     Attributes:
-        same: same tensors, same shapes, and every value equal bit for bit.
+        same: same tensors, same shapes, every value equal bit for bit, and no setting that both have another one, of
+            those that say what a model computes.
         summary: one line that says so.
         structure: tensors that only one side has, or whose shapes differ.
         differing: tensors whose values differ, with the error of the second against the first: values, max_abs, rmse,
             sqnr_db.
+        rounded: of these, those whose values on one side are those of the other, rounded to this dtype.
         recoded: tensors with equal values in other encodings.
         config: config.json keys whose values differ.
         tables: for people.
@@ -47,6 +55,7 @@ class Verified:
     summary: str
     structure: tuple[str, ...]
     differing: Mapping[str, Mapping[str, float]]
+    rounded: Mapping[str, str]
     recoded: tuple[str, ...]
     config: tuple[str, ...]
     tables: tuple[Table, ...]
@@ -137,12 +146,21 @@ class VerifyWork:
         x, y = (store.read(piece.tensor, piece.index) for store in (self.a, self.b))
         if _same_bits(x, y):
             return
+        stored = (x, y)
         x, y = self._values(x), self._values(y)
         if _same_bits(x, y):
             meter.error(piece.tensor, ErrorStats())
             return
-        stats = ErrorStats.between(x, y)
-        meter.error(piece.tensor, stats)
+        meter.remark(piece.tensor, self._rounded(*stored, x, y))
+        meter.error(piece.tensor, ErrorStats.between(x, y))
+
+    def _rounded(self, stored_x: Any, stored_y: Any, x: Any, y: Any) -> str:
+        """The dtype of one side that the other's values, rounded to it, are equal in; empty: there is none."""
+        for stored, wide in ((stored_y, x), (stored_x, y)):
+            dtype = "" if isinstance(stored, QTensor) else dtype_name(stored.dtype)
+            if dtype in ROUNDED and _same_bits(self.cast(wide, dtype, overflow="inf"), stored):
+                return dtype
+        return ""
 
     def _values(self, value: Any) -> Any:
         if isinstance(value, QTensor):
@@ -151,7 +169,10 @@ class VerifyWork:
 
     def finish(self, records: Sequence[Mapping[str, Any]]) -> Verified:
         errors: dict[str, ErrorStats] = {}
+        remarks: dict[str, set[str]] = {}
         for record in records:
+            for name, said in record.get("remarks", {}).items():
+                remarks.setdefault(name, set()).update(said)
             for name, sums in record["errors"].items():
                 errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         differing = {
@@ -160,20 +181,29 @@ class VerifyWork:
             if e.count
         }
         recoded = tuple(n for n, e in errors.items() if not e.count)
+        rounded = {n: dtype for n, said in remarks.items() for dtype in said if len(said) == 1 and dtype}
         structure = self.structure
-        same = not structure and not differing
         config = tuple(
             sorted(k for k in {*self.config_a, *self.config_b} if self.config_a.get(k) != self.config_b.get(k))
         )
-        if same:
+        both = [
+            k for k in config
+            if k in self.config_a and k in self.config_b and k not in NEUTRAL
+            and not _alike(self.config_a[k], self.config_b[k])
+        ]  # fmt: skip
+        settings = f"; but config.json has another {', '.join(shown(both))}" if both else ""
+        same = not structure and not differing and not both
+        verdict = "the same model" if same else "not the same model"
+        if not structure and not differing:
             how = f", {len(recoded)} of them in another encoding" if recoded else ", encodings and all"
-            summary = f"the same model: all {len(self.shared)} tensors equal bit for bit{how}"
-            both = [k for k in config if k in self.config_a and k in self.config_b and k not in NEUTRAL]
-            summary += f"; but config.json has another {', '.join(shown(both))}" if both else ""
+            summary = f"{verdict}: all {len(self.shared)} tensors equal bit for bit{how}{settings}"
         else:
+            count = "all" if len(rounded) == len(differing) else len(rounded)
+            to = " or ".join(sorted({*rounded.values()}))
+            why = f" ({count} equal once rounded to {to}, as one side has them)" if rounded else ""
             summary = (
-                f"not the same model: of {len(self.shared)} shared tensors {len(differing)} differ in value, "
-                f"{len(structure)} differences in structure"
+                f"{verdict}: of {len(self.shared)} shared tensors {len(differing)} differ in value{why}, "
+                f"{len(structure)} differences in structure{settings}"
             )
         a, b = self.a.specs, self.b.specs
         equal = len(self.shared) - len(errors)
@@ -181,14 +211,25 @@ class VerifyWork:
             "only in the first": [n for n in a if n not in b],
             "only in the second": [n for n in b if n not in a],
             "of another shape": [n for n in a if n in b and n not in self.shared],
-            "other values": [*differing],
+            "other values": [n for n in differing if n not in rounded],
+            **{f"equal once rounded to {d}": [n for n in rounded if rounded[n] == d] for d in ROUNDED},
             "the same values in another encoding": recoded,
             "other settings in config.json": config,
         }
         rows = [("equal bit for bit", Figure(equal, form=",d"), "")] if equal else []
         rows += [(what, Figure(len(names), form=",d"), _some(names)) for what, names in found.items() if names]
         table = Table("First and second", ("", "count", "which"), tuple(rows))
-        return Verified(same, summary, structure, differing, recoded, config, (table,) if rows else ())
+        return Verified(same, summary, structure, differing, rounded, recoded, config, (table,) if rows else ())
+
+
+def _alike(x: Any, y: Any) -> bool:
+    """Whether settings say one thing: numbers as near as text and fp32 have them."""
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        return x.keys() == y.keys() and all(_alike(x[k], y[k]) for k in x)
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(map(_alike, x, y))
+    numbers = [type(v) in (int, float) for v in (x, y)]
+    return isclose(x, y, rel_tol=CLOSE) if all(numbers) else bool(x == y)
 
 
 def _some(names: Sequence[str]) -> str:

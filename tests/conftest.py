@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from plugins.kernels.native import library
-from tests.cases import brief, caches
+from tests.cases import brief, caches, environment
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
@@ -87,6 +87,13 @@ def _seeds() -> None:
         redact._values.clear()  # secrets of an earlier test's environment are words like others
     if (compose := sys.modules.get("pipeline.config.compose")) is not None:
         compose._environment.clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_variables() -> Iterator[None]:
+    """What monkeypatch sets is gone by the time this looks: it is torn down first."""
+    with environment.kept():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

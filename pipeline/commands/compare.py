@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import terminal
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of, say_absent
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find, found
@@ -51,10 +50,10 @@ def main(words: Sequence[str]) -> int:
         target = replace(target, file=usual(outputs, asked.words, [run.folder for run in runs], f"{NAME}.html"))
     _tell(beside, front, target, limits)
     for why in dict.fromkeys(why for row in beside.groups for one in row.runs for why in one.run.problems):
-        terminal.say(f"! {hide(why)}")
+        console.aside(f"! {hide(why)}")
     broken = [why for lines in limits.values() for why in lines]
     for why in broken:
-        terminal.say(f"✗ {why}")
+        console.aside(f"✗ {why}")
     return WORSE if broken else 0
 
 

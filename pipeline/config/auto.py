@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, did_you_mean
 
 AUTO = "quant=auto"
 SETTINGS = ("bits", "kl", "quants", "keep", "text")  # of quant=auto, and of flow=allocate by the same names
-BESIDES = ("flow", "stages", "export", "paths.run")  # what the first run is not told
+BESIDES = ("flow", "stages", "export", "sampling", "train", "data", "paths.run")  # what the first run is not told
 RULES = "rules.yaml"
 
 Then = Callable[[str | Path], list[str]]
@@ -50,4 +50,4 @@ def two_runs(overrides: Sequence[str]) -> tuple[list[str], Then] | None:
 
 def _about(override: str, keys: Sequence[str]) -> bool:
     key = override.lstrip("+~").partition("=")[0]
-    return any(key == one or key.startswith(f"{one}.") for one in keys)
+    return any(key == one or key.startswith((f"{one}.", f"{one}/")) for one in keys)

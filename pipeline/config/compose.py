@@ -5,7 +5,7 @@ After `load_run` no DictConfig travels anywhere.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,15 +23,18 @@ from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.tracker import Tracker
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
+_EACH = re.compile(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)*)[}\[,]")  # of what is looked up in a text
+_ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever was typed
 _WITH_FILE = re.compile(r"\$\{rules_with:\$\{rules_file\},(.+)\}")  # rules, and those of a file behind them
 
 
-def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
+def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = False) -> RunConfig:
     """Check a composed config and build its stages.
 
     Args:
         cfg: the config, which nobody reads afterwards: its `kernels` become what references to them find.
         build: nodes that are built beside them: `engine`.
+        of_several: it is a job of a sweep, of whose choices another may make use; see `check_choices`.
 
     Raises:
         PlanError: every problem of every node.
@@ -42,7 +45,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
     folders = option_folders(None)
-    tree = _wanted(with_exports(joined(tree, folders), folders))
+    tree = with_exports(joined(tree, folders), folders)
+    all_nodes, tree = tree.get("stages"), _wanted(tree)
     by_name = _wanted(with_exports(joined(_by_name(cfg), folders), folders)) if _env_asked else tree
     given = redact.tree(by_name, redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
@@ -64,15 +68,26 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
                 stages[name] = stage
             else:
                 resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
+    if isinstance(all_nodes, Mapping) and "calibrate" in {*all_nodes} - {*nodes} and "calibrate" in _typed():
+        resolver.build(all_nodes["calibrate"], "stages.calibrate")  # checked, though nothing that it does is asked for
     built = {name: resolver.build(tree[name], name) for name in build if name in tree}
     tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
     aliases = _aliases(cfg)
-    problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
+    unused = _unused(cfg, [*(f"stages.{name}" for name in nodes), *build]) if nodes else {}
+    astray = [*_astray(cfg), *(() if of_several else unused.values())]
+    problems = [*astray, *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
-    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker)
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker, unused)
+
+
+def check_choices(runs: Sequence[RunConfig]) -> None:
+    """Raises PlanError when something was chosen that no job of a sweep makes use of; some of them may do without."""
+    found = [p for group, p in runs[0].unused.items() if all(group in run.unused for run in runs)] if runs else []
+    if found:
+        raise PlanError(found, exit_code=ConfigError.exit_code)
 
 
 def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
@@ -98,10 +113,19 @@ def plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
+def _typed() -> set[str]:
+    """The first names of what was typed: `calibrate.samples=9` and `calibrate=absmax` are of `calibrate`."""
+    return {re.split(r"[.@=/]", o.lstrip("+~"), maxsplit=1)[0] for o in _overrides()}
+
+
+def _overrides() -> list[str]:
+    """What was typed for this job, as Hydra has it."""
+    return unresolved(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def _astray(cfg: DictConfig) -> list[Problem]:
     """Keys added on the command line (`+key=…`) that nothing looks at: Hydra takes any, and a typo would go unseen."""
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    given = dict(o.lstrip("+").partition("=")[::2] for o in overrides if o.startswith("+"))
+    given = dict(o.lstrip("+").partition("=")[::2] for o in _overrides() if o.startswith("+"))
     added = [key for key in given if not options(key.partition("@")[0])]
     if not added:
         return []
@@ -118,6 +142,48 @@ def _astray(cfg: DictConfig) -> list[Problem]:
             near = f"; say {ours}" if (ours := synonyms.instead(key, given[key])) else near
             problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
     return problems
+
+
+def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
+    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
+    it, nor what these refer to."""
+    typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    places = {group: re.split("[/@]", group)[0] for group, _ in typed}
+    looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
+    chosen = {
+        group: option
+        for group, option in typed
+        if places[group] in {*raw} - looked_at and options(group.partition("@")[0])
+    }
+    if not chosen:
+        return {}
+    todo, known = {*nodes}, set[str]()
+    while todo:
+        known |= todo
+        text = "".join(_text(raw, path.split(".")) for path in todo)
+        if _ANY in text:
+            return {}
+        todo = {*_EACH.findall(text)} - known
+    known = {path.partition(".")[0] for path in known}
+    stages = ", ".join(path.partition(".")[2] for path in nodes if path.startswith("stages."))
+    by_name = any(key == "stages" for key, _ in typed)
+    where = f"nothing in stages=[{stages}]" if by_name else f"nothing in flow={_chosen('flow')} ({stages})"
+    said = "leave it out, or choose a flow or stages= that do"
+    return {
+        group: Problem(f"{group}={option}", f"{where} refers to {places[group]}; {said}")
+        for group, option in chosen.items()
+        if places[group] not in known
+    }
+
+
+def _text(raw: Any, path: Sequence[str]) -> str:
+    """What stands at `path`, or above it, where that is a reference itself."""
+    for name in path:
+        if not isinstance(raw, Mapping):
+            break
+        raw = raw.get(name)
+    return str(raw)
 
 
 def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:

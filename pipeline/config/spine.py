@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.errors import Problem
 from pipeline.units import parse_bytes
 
 AUTO = "auto"
@@ -22,6 +23,11 @@ class Paths:
 
     outputs: str
     run: str
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "run"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"paths.{name}='': a folder is needed, such as . or outputs")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,6 +106,8 @@ class Spine:
     dask: Dask
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: a whole number from 0 to 2^63-1 is allowed")
         if self.monitor is not None and not 0.01 <= self.monitor < float("inf"):
             raise ValueError(f"monitor={self.monitor}: null, or seconds between two looks, at least 0.01, are allowed")
         if self.trace_jax is True and self.trace is False:
@@ -119,6 +127,8 @@ class RunConfig:
             credentials.
         built: nodes that were asked for beside the stages, live.
         tracker: who is told of the run (`pipeline.tracker.Tracker`); None: nobody.
+        unused: groups of which an option was typed that no stage refers to → what is to be said of it, where no other
+            job of a sweep does (`pipeline.config.compose.check_choices`).
     """
 
     spine: Spine
@@ -127,3 +137,4 @@ class RunConfig:
     tree: Mapping[str, Any] = field(repr=False)
     built: Mapping[str, Any] = field(default_factory=dict)
     tracker: Any = None
+    unused: Mapping[str, Problem] = field(default_factory=dict)

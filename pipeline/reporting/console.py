@@ -49,6 +49,12 @@ def stream(text: str) -> None:
     sys.stderr.flush()
 
 
+def aside(text: str) -> None:
+    """Say a line beside the results, folded where it is known how wide it may be."""
+    columns = width(sys.stderr)
+    say(text if columns is None else "\n".join(wrapped(safe(text), columns, indent="  ")))
+
+
 def error(why: Exception) -> None:
     """Say an error as people should read it, folded where it is known how wide it may be; a command to paste is not."""
     columns = width(sys.stderr)

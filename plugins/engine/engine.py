@@ -29,6 +29,7 @@ from plugins.models.common.ops import Ops
 from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
 from plugins.models.family import Family, family_of, vocabulary
 
+NO_FOLDER = re.compile(r"\s*|[-+]?[\d.]+")  # what is a number, or nothing, and was hardly meant as a folder's name
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
 
 
@@ -145,6 +146,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most", bare=1 << 20)
+        if self.programs is not None and NO_FOLDER.fullmatch(self.programs):
+            named = f"; ./{self.programs} is one" if self.programs.strip() else ""
+            raise ConfigError(f"engine.programs={self.programs!r}: auto, null (nowhere) or a folder is allowed{named}")
+        if not self.device.strip():
+            raise ConfigError("engine.device='': auto, cpu, gpu or tpu is allowed, or one with a number: gpu:1")
         if self.activations is not None and (why := self._unrounded(self.activations)):
             raise ConfigError(f"activations: {why}")
         if self.activations is not None and self.activations_scales == "calibrated":

@@ -44,6 +44,10 @@ class Sampling:
             raise ConfigError(f"stop={self.stop!r}: a list of texts is expected, such as [{self.stop!r}]")
         if strange := [s for s in self.stop if not isinstance(s, str)]:
             raise ConfigError(f"stop: {strange[0]!r} is no text; a list of texts is expected, such as ['{strange[0]}']")
+        if isinstance(self.stop_tokens, str):
+            raise ConfigError(f"stop_tokens={self.stop_tokens!r}: a list of ids is expected, such as [0]")
+        if wrong := [i for i in self.stop_tokens if not isinstance(i, Integral) or i < 0]:
+            raise ConfigError(f"stop_tokens: {wrong[0]!r} is no id of a token; whole numbers, 0 or more, are allowed")
         if not isinstance(self.seed, Integral):
             raise ConfigError(f"seed={self.seed!r}: a whole number is expected")
         warm = self.temperature >= COLDEST

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.calibration import Multiplied, Smoothing
 from pipeline.errors import ConfigError
 
+FINEST = 1000  # steps of α; AWQ itself has 20
 FLOOR = 1e-4  # of the largest, what channels without inputs are taken to have
 MOST = 64.0  # by which a channel is scaled up or down, so that no fp16 scale of a block is out of range
 
@@ -31,6 +32,8 @@ class Awq:
     rows: int | None = 256
 
     def __post_init__(self) -> None:
+        if self.grid > FINEST:
+            raise ConfigError(f"calibrate.smooth.grid={self.grid}: {FINEST} steps at most, each of which is tried")
         if self.grid < 1 or (self.rows is not None and self.rows < 1):
             raise ConfigError(f"calibrate.smooth: grid={self.grid}, rows={self.rows}; at least 1 of each is needed")
 

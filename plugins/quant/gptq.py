@@ -7,6 +7,7 @@ any scheme of blocks in a row will do, and the structs of ggml (`plugins.quant.c
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,6 +103,11 @@ class Gptq:
     kernel: Kernel = field(default_factory=partial(Kernel, "gptq", ("numpy",)))
 
     needs_hessian: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.damping < inf:
+            text = "of the mean of the diagonal, 0 or more, as 0.01 is"
+            raise ConfigError(f"calibrate.method.damping={self.damping}: a share is needed, {text}")
 
     def calibrated(self, method: Any) -> Corrected | CorrectedStructs:
         """

@@ -28,6 +28,8 @@ class Hadamard:
     def __post_init__(self) -> None:
         if self.block is not None and (self.block < 2 or self.block & (self.block - 1)):
             raise ConfigError(f"calibrate.rotate.block={self.block}: a power of two is needed, 2 or more, or null")
+        if self.seed < 0:
+            raise ConfigError(f"calibrate.rotate.seed={self.seed}: 0 or more is needed")
 
     def problem(self, width: int) -> str | None:
         """See `pipeline.tensors.rotation.Rotation`."""

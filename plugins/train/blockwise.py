@@ -67,6 +67,9 @@ def reconstruct(
     if kept_out >= len(tokens):
         text = f"{len(tokens)} row of the text is too few to learn of some and judge by others"
         raise ConfigError(f"calibrate.reconstruct: {text}; calibrate.windows.tokens has more")
+    if how.batch > (most := len(tokens) - kept_out):
+        text = f"at most {most}, the rows of the texts that held_out={how.held_out:g} leaves, are allowed"
+        raise ConfigError(f"calibrate.reconstruct.batch={how.batch}: {text}")
     blocks = list(model.layers)
     done = next((i for i in range(len(blocks)) if not _learned(folder, i).is_file()), len(blocks))
     going = Progress("reconstructing", len(blocks) * how.updates, "updates", done=done * how.updates)
@@ -327,7 +330,6 @@ def _learn(
 def _orders(count: int, batch: int, updates: int, seed: Sequence[int]) -> Iterator[Any]:
     """Rows of each update, in ascending order: all of them before any comes again."""
     rng, left = np.random.default_rng([*seed]), np.zeros(0, np.int64)
-    batch = min(batch, count)
     for _ in range(updates):
         while len(left) < batch:
             left = np.concatenate([left, rng.permutation(count)])

@@ -60,6 +60,9 @@ class OptimizerHooks:
     """Of parameters' shapes by name, how many numbers it keeps of all of them together; None: two of each."""
 
 
+MOST_STEPS = 100  # of an iteration whose 5 steps are enough (Jordan 2024)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """What the optimizers here have in common.
@@ -158,7 +161,7 @@ class Muon(Common):
     eps: float = 1e-8
     adam: tuple[str, ...] = NO_MATRICES
 
-    limits: ClassVar = {"momentum": (0, 1), "steps": (1, None), "b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
+    limits: ClassVar = {"momentum": (0, 1), "steps": (1, MOST_STEPS), "b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax

@@ -81,6 +81,8 @@ class Trainer:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: at least 1 update is needed")
+        if self.peak_flops is not None and not self.peak_flops > 0:
+            raise ValueError(f"peak_flops={self.peak_flops}: more than 0 are needed, or null: what is known")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: at least 1 example is needed")
         if self.micro is not None and (self.micro < 1 or self.batch % self.micro):

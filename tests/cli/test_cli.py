@@ -94,6 +94,32 @@ TYPOS = [
     (["gpt_oss"], ["'gpt_oss': a setting is written key=value"]),
     ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
     ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),
+    (
+        [*MAIN, "flow=full", "export.max_shard_size=", "sampling.stop_tokens=[-1]", "engine.programs=-1",
+         "calibrate=absmax", "calibrate.samples=abc"],  # which nothing asks for
+        ["export.max_shard_size='' is not a size", "stop_tokens: -1 is no id of a token", "engine.programs='-1'",
+         "./-1 is one", "calibrate.samples: a whole number is expected, got 'abc'"],
+    ),
+    (
+        [*MAIN, "flow=full", "quant=int4", "seed=-1", "export.path=", "calibrate=awq+gptq",
+         "calibrate.method.damping=-1", "calibrate.smooth.grid=1000000", "mesh=data", "mesh.axes.data=1000000"],
+        ["seed=-1: a whole number from 0 to 2^63-1", "export.path='': a folder",
+         "damping=-1.0: a share is needed", "grid=1000000: 1000 steps at most", "mesh.axes: 1,000,000 devices; 65,536"],
+    ),
+    ([*MAIN, "flow=full", "paths.outputs=", "engine.device="],
+     ["paths.outputs='': a folder is needed", "engine.device='': auto, cpu"]),
+    ([MODEL, "flow=finetune", "data.files=[nowhere.txt]", "train.peak_flops=0"],
+     ["peak_flops=0.0: more than 0 are needed"]),
+    ([*MAIN, "calibrate=rotate", "calibrate.rotate.seed=-1"], ["calibrate.rotate.seed=-1: 0 or more is needed"]),
+    ([*MAIN, "calibrate=reconstruct", "calibrate.reconstruct.batch=128"],
+     ["calibrate.reconstruct.batch: 128 rows at once; calibrate.windows leaves 128 at most, one of them to judge by"]),
+    (
+        [*MAIN, "sampling=greedy", "mesh=tensor", "train/optimizer=sgd", "data=text", "tokenizer=auto"],
+        ["sampling=greedy: nothing in flow=convert (load, decode, quantize, export) refers to sampling; leave it out",
+         "mesh=tensor", "train/optimizer=sgd", "data=text",
+         "tokenizer=auto"],
+    ),
+    (["-m", *MAIN, "seed=1,2", "sampling=greedy,nucleus"], ["error: sampling=greedy: nothing in flow=convert"]),
     ([MODEL, "dask.workers=0"], ["dask.workers=0: at least 1 is needed"]),
     ([MODEL, "dask.workers=many"], ["dask.workers: a whole number is expected, got 'many'"]),
     ([MODEL, "--config-dir", "/nowhere/at/all"], ["--config-dir '/nowhere/at/all': no such folder"]),
@@ -116,6 +142,20 @@ def test_typos(tmp_path: Path, args: list[str], said: list[str]) -> None:
 def test_keys_that_are_looked_at_may_be_added(tmp_path: Path) -> None:
     added = ("++seed=3", "++allow_requantize=true", "++export.dtype=keep", "+dask.resources.gpu=1", "+mine.dtype=bf16")
     said = pipeline("plan", *MAIN, *added, "stages.decode.dtype=${mine.dtype}", cwd=tmp_path)
+    assert said.code == 0, said.err
+
+
+def test_what_is_chosen_is_made_use_of_by_some_job(tmp_path: Path) -> None:
+    """What of a sweep only one job refers to is no mistake; what an experiment chooses is none either."""
+    said = pipeline("plan", "-m", MODEL, "quant=none", "flow=convert,generate", "sampling=nucleus", cwd=tmp_path)
+    assert said.code == 0, said.err
+    (tmp_path / "experiment").mkdir()
+    chosen = "# @package _global_\ndefaults:\n  - override /sampling: nucleus\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(chosen)
+    said = pipeline("plan", *MAIN, "--config-dir", str(tmp_path), "experiment=mine", cwd=tmp_path)
+    assert said.code == 0, said.err
+    said = pipeline("plan", *MAIN, "engine=jax", "export=hf", "hub=huggingface", "dask=threads", "tracker=none",
+                    "kernels=numpy", cwd=tmp_path)  # fmt: skip
     assert said.code == 0, said.err
 
 

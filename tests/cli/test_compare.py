@@ -59,6 +59,14 @@ def test_compare_ends_as_it_says(swept: Path, words: list[str], code: int, what:
     assert sorted(p.name for p in swept.iterdir()) == ["outputs"]
 
 
+def test_what_got_worse_is_folded_where_the_screen_ends(swept: Path) -> None:
+    said = pipeline("compare", SWEEP, "--fail-if", "size>1MiB", cwd=swept, env={"COLUMNS": "60"})
+    assert said.code == 9
+    assert said.err.startswith("✗ ")
+    assert [line for line in said.err.splitlines() if len(line) > 60] == []
+    assert "allowed: 1.0 MiB worse" in " ".join(said.err.split())
+
+
 def test_files_of_a_comparison_say_the_same(swept: Path, tmp_path: Path) -> None:
     for kind in ("csv", "json", "html"):
         said = pipeline("compare", SWEEP, "--pareto", "size,SQNR", "--out", str(tmp_path / f"c.{kind}"), cwd=swept)

@@ -233,7 +233,7 @@ def test_a_lazy_stage_cannot_plan_on_what_nobody_predicts(mine: Path, tmp_path: 
     )
     (mine / "stages" / "statistics.py").write_text(code)
     said = pipeline(
-        "plan", "--config-dir", "mine", *MAIN, "stages=[load,decode,statistics,normalize,export]", cwd=tmp_path
+        "plan", "--config-dir", "mine", MAIN[0], "stages=[load,decode,statistics,normalize,export]", cwd=tmp_path
     )
     assert said.code == 3
     assert "stages.normalize: takes the result of 'statistics', of which its `plan` predicts nothing" in said.err
@@ -242,7 +242,7 @@ def test_a_lazy_stage_cannot_plan_on_what_nobody_predicts(mine: Path, tmp_path: 
 @pytest.mark.parametrize("more", [(), CLUSTER], ids=["threads", "cluster"])
 @pytest.mark.brief("threads")
 def test_work_of_its_own(more: Sequence[str], mine: Path, tmp_path: Path) -> None:
-    said = run(*MAIN, "stages=[load,names]", "paths.run=run", *more, cwd=tmp_path)
+    said = run(MAIN[0], "stages=[load,names]", "paths.run=run", *more, cwd=tmp_path)
     assert said.code == 0, said.err
     found = manifest(tmp_path / "run")
     names = (tmp_path / "run" / "names.txt").read_text().split()
@@ -251,13 +251,13 @@ def test_work_of_its_own(more: Sequence[str], mine: Path, tmp_path: Path) -> Non
     [output] = found["outputs"]
     assert (output["path"], output["nbytes"]) == (str(tmp_path / "run" / "names.txt"), sum(len(n) + 1 for n in names))
     (tmp_path / "run" / "names.txt").write_text("")
-    said = run(*MAIN, "stages=[load,names]", "paths.run=run", cwd=tmp_path)
+    said = run(MAIN[0], "stages=[load,names]", "paths.run=run", cwd=tmp_path)
     assert said.code == 2
     assert "names.txt: was changed since this run finished" in said.err
 
 
 def test_work_that_does_not_write_what_it_promised(mine: Path, tmp_path: Path) -> None:
-    said = run(*MAIN, "stages=[load,names]", "stages.names.broken=true", "paths.run=run", cwd=tmp_path)
+    said = run(MAIN[0], "stages=[load,names]", "stages.names.broken=true", "paths.run=run", cwd=tmp_path)
     assert said.code == 6
     assert "stage 'names' promised files and did not write them" in said.err
     assert "names.txt" in said.err

@@ -24,6 +24,7 @@ from pipeline.events import Events
 from pipeline.planning.memory import plan_run
 from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
+from stages.export import DTYPES
 from stages.export_work import ExportWork
 from tests.cases import model_runs, toy_gpt_oss, toy_llama
 
@@ -371,8 +372,39 @@ def test_verify_says_of_nan_and_inf_what_they_are(tmp_path: Path, say: Callable[
     other = shutil.copytree(broken, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.25, "transformers_version": "9"}))
-    _, out, _ = say("flow=verify", f"a={broken}", f"b={other}", f"paths.run={tmp_path / 'settings'}")
-    assert "encodings and all; but config.json has another rms_norm_eps" in " ".join(out.split())
+    code, out, _ = say("flow=verify", f"a={broken}", f"b={other}", f"paths.run={tmp_path / 'settings'}")
+    assert code == 7
+    said = " ".join(out.split())
+    assert "not the same model: all 54" in said
+    assert "encodings and all; but config.json has another rms_norm_eps" in said
+    near = {"rms_norm_eps": config["rms_norm_eps"] * (1 + 1e-8), "use_cache": "else", "transformers_version": "9"}
+    (other / "config.json").write_text(json.dumps({**config, **near}))
+    code, out, _ = say("flow=verify", f"a={broken}", f"b={other}", f"paths.run={tmp_path / 'near'}")
+    assert code == 0, "what one file has as fp32 and another as text, and what no model computes with"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_verify_says_what_is_only_rounded(dtype: str, tmp_path: Path, say: Callable[..., Said]) -> None:
+    """Values that a packed source decodes to have more digits than a plain export of them keeps."""
+    int4, rounded = tmp_path / "int4", tmp_path / "rounded"
+    made = ("+model=gpt_oss", "flow=convert")
+    whole = toy_gpt_oss.write(tmp_path / "whole", toy_gpt_oss.make("hf", "bf16"))
+    for source, target, more in (
+        (whole, int4, ("quant=int4", "quant.block_elems=32", "export=compressed_tensors")),
+        (int4, rounded, ("quant=none", "export=hf", f"export.dtype={dtype}")),
+    ):
+        where = (f"model.source={source}", f"export.path={target}", f"paths.run={tmp_path / target.name}-run")
+        code, _, err = say(*made, *where, *more)
+        assert (code, err) == (0, "")
+    for a, b in ((int4, rounded), (rounded, int4)):
+        code, out, _ = say("flow=verify", f"a={a}", f"b={b}", f"paths.run={tmp_path / a.name}-verify")
+        assert code == 7
+        said = " ".join(out.split())
+        why = f"(all equal once rounded to {DTYPES[dtype]}, as one side has them)"
+        count = re.search(rf"54 shared tensors (\d+) differ in value {re.escape(why)}", said)
+        assert count is not None, said
+        assert f"equal once rounded to {DTYPES[dtype]} │ {count[1]}" in said
+        assert "other values" not in said
 
 
 @pytest.mark.parametrize(

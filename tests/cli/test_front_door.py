@@ -50,7 +50,7 @@ def test_the_plan_and_the_run_say_what_was_chosen(sources: Path) -> None:
 
 
 def test_a_comma_in_a_prompt_is_no_sweep(sources: Path) -> None:
-    typed = ("model.source=gpt", "stages=[load]", "quant=mxfp4,none")
+    typed = ("model.source=gpt", "stages=[load,decode,quantize]", "quant=mxfp4,none")
     said = pipeline("-m", *typed, 'prompt=One, "two" = {three}, ${four}', cwd=sources)
     assert said.code == 0, said.err
     assert "[2/2]" in said.err

@@ -59,6 +59,23 @@ def test_what_is_asked_before(here: Path, words: Sequence[str], columns: int) ->
     assert too_wide(said.out, columns) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("verify", "--help"),
+        ("explain", "quant.scale_rule"),
+        ("explain", "calibrate"),
+        ("runs",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_said_of_runs_and_of_itself(here: Path, words: Sequence[str]) -> None:
+    said = pipeline(*words, cwd=here, env={"COLUMNS": "80"})
+    assert too_wide(said.out, 80) == []
+    assert too_wide(said.err, 80) == []
+
+
 def test_a_sweep_says_a_line_for_each_job_and_a_table_in_the_end(here: Path) -> None:
     sweep = ("-m", MAIN[0], "quant=mxfp4,int8", "flow=evaluate", SHORT[0])
     said = pipeline(*sweep, cwd=here, env={"COLUMNS": "80"})

@@ -88,7 +88,7 @@ def test_jax_is_there_for_commands_that_run_a_model_as_those_of_tests_do(tmp_pat
         ("--help",),
         (*MAIN, "flow=convert"),
         ("convert", "DIR"),
-        (*MAIN, "stages=[load,export]"),
+        (MAIN[0], "stages=[load,export]"),
     ):
         assert not warm.runs_a_model(args, quick)
     for n in range(2):

@@ -115,9 +115,18 @@ def why_none(unit: str, isa: int | None = None) -> str | None:
     Raises:
         Unsupported: there is no compiler, and none.
     """
+    return looked_for(unit, isa)[1]
+
+
+def looked_for(unit: str, isa: int | None = None) -> tuple[bool, str | None]:
+    """Whether a library is made already, and `why_none`.
+
+    Raises:
+        Unsupported: there is no compiler, and none.
+    """
     if (found := _found(unit, isa)) is not None:
-        return _unloadable(found)
-    return _hindrance() or _failed(_place(unit, isa))
+        return True, _unloadable(found)
+    return False, _hindrance() or _failed(_place(unit, isa))
 
 
 def make(wanted: Iterable[str], isa: int | None, say: Callable[[str], None], announced: bool = True) -> None:

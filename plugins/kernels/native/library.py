@@ -74,9 +74,11 @@ def missing() -> str | None:
         ConfigError: as `isa`, where that is known already.
     """
     try:
-        if (why := build.why_none(_CORE)) is not None or not build.is_there(_CORE):
+        there, why = build.looked_for(_CORE)
+        if why is not None or not there:
             return why
-        return next((why for unit in build.units() if (why := build.why_none(unit, _isa_of(unit))) is not None), None)
+        others = [unit for unit in build.units() if unit != _CORE]
+        return next((why for unit in others if (why := build.why_none(unit, _isa_of(unit))) is not None), None)
     except Unsupported as why_not:
         return why_not.reason
 

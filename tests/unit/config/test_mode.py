@@ -12,6 +12,7 @@ from hydra._internal.hydra import Hydra
 from pipeline import __main__ as command_line
 from pipeline.config.options import CONF
 from pipeline.errors import WeightmillError
+from tests.cases.guests import guest
 from tests.unit.config.test_overrides import TINY
 
 PLAN = ("plan", f"model.source={TINY}", "quant=mxfp4", "flow=convert")
@@ -56,7 +57,7 @@ def test_a_folder_of_the_user_s_says_it(composed: list[str], tmp_path: Path) -> 
     (tmp_path / "flow").mkdir()
     said = f"# @package _global_\ndefaults: [convert]\nhydra: {{mode: MULTIRUN, sweep: {{dir: {tmp_path}}}}}\n"
     (tmp_path / "flow" / "twice.yaml").write_text(said)
-    with suppress(WeightmillError):
+    with suppress(WeightmillError), guest(tmp_path, {}):
         command_line._main([*PLAN[:-1], "flow=twice", "--config-dir", str(tmp_path)])
     assert composed[:2] == ["MULTIRUN", "MULTIRUN"]
 

@@ -16,11 +16,15 @@ from pipeline.planning.wiring import make_plan
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import run_stage
 from pipeline.stage import Checkpoint, Context, Footprint
+from pipeline.training import TRAINED
 from stages.evaluate import Evaluate, Evaluated
 from tests.cases.memory_store import MemoryStore
 
 loads: list[str] = []
 """Which checkpoint each model was made of."""
+
+titles: list[str] = []
+"""What the tables of evaluations are called."""
 
 heads: list[str] = []
 """Files of heads that were written."""
@@ -73,8 +77,10 @@ here = "cpu (cpu)"
 
 @dataclass(frozen=True)
 class Load:
+    origin: str = ""
+
     def run(self, ctx: Context) -> Checkpoint:
-        return Checkpoint(MemoryStore({"w": np.zeros((2, 3), "f4")}))
+        return Checkpoint(MemoryStore({"w": np.zeros((2, 3), "f4")}), origin=self.origin)
 
 
 @dataclass(frozen=True)
@@ -102,19 +108,20 @@ class Scaled:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     loads.clear()
+    titles.clear()
     heads.clear()
     monkeypatch.setattr(f"{__name__}.here", "cpu (cpu)")
 
 
 def evaluated(
-    folder: Path, *, by: float = 1.0, engine: Fake | None = None, text: str = "t.txt", **windows: int
+    folder: Path, *, by: float = 1.0, engine: Fake | None = None, text: str = "t.txt", origin: str = "", **windows: int
 ) -> list[str]:
     """Which models an evaluation loads."""
     (folder / text).touch()
     if not (folder / text).read_text():
         (folder / text).write_text("The people")
     evaluate = Evaluate(engine or Fake(), (str(folder / text),), Windows(**windows))
-    stages = {"load": Load(), "decode": Decode(), "quantize": Quantize(by), "evaluate": evaluate}
+    stages = {"load": Load(origin), "decode": Decode(), "quantize": Quantize(by), "evaluate": evaluate}
     run = SimpleNamespace(nodes={n: described(s) for n, s in stages.items()}, spine=SimpleNamespace(seed=0))
     plan = make_plan(stages, Context(folder, results=Results(folder / FOLDER)))
     assert not plan.problems
@@ -126,6 +133,7 @@ def evaluated(
         node_keys(run, plan), *inputs,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(made.value, Evaluated)
+    titles.extend(table.title for table in made.value.tables)
     return loads[before:]
 
 
@@ -134,6 +142,13 @@ def test_one_baseline_for_all_that_quantize_the_same(tmp_path: Path) -> None:
     assert evaluated(tmp_path) == []  # the evaluation itself is there
     assert evaluated(tmp_path, by=2.0) == ["quantized"]
     assert evaluated(tmp_path, by=2.0, text="same.txt") == ["quantized"]  # the content counts, which is the same
+
+
+def test_a_table_says_where_before_is_after_training(tmp_path: Path) -> None:
+    evaluated(tmp_path)
+    assert titles == ["Perplexity", "On the device"]
+    evaluated(tmp_path, origin=TRAINED)
+    assert titles[2] == "Perplexity; before: trained, as it is before it is quantized"
 
 
 @pytest.mark.repeats

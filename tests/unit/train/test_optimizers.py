@@ -84,6 +84,8 @@ def test_numbers_that_cannot_be_are_said_at_once() -> None:
         AdamW(rate=-1.0, b1=1.0, clip=0.0, groups={"*": -2.0})
     assert [p.where for p in why.value.problems] == ["rate", "b1", "clip", "groups.*"]
     assert "to below 1 is needed" in str(why.value)
+    with pytest.raises(PlanError, match="steps: 1000000: a number from 1 to below 100 is needed"):
+        Muon(steps=1_000_000)
     with pytest.raises(PlanError) as why:
         Schedule("cosine", warmup=1.5, cooldown=3, floor=2)
     assert [p.where for p in why.value.problems] == ["warmup", "floor", "cooldown"]

@@ -151,3 +151,5 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     assert SHORT.problem(MXFP4) is None
     with pytest.raises(ConfigError, match="1 row of the text is too few to learn of some and judge by others"):
         learned(tmp_path, models.checkpoint("llama", layers=1), "int4", rows=ROWS[:1])
+    with pytest.raises(ConfigError, match=r"batch=8: at most 6, the rows of the texts that held_out=0\.25 leaves"):
+        learned(tmp_path, models.checkpoint("llama", layers=1), "int4", rows=ROWS[:8])
