@@ -148,16 +148,16 @@ def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
     """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
     it, nor what these refer to."""
     typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
-    raw: Any = OmegaConf.to_container(cfg, resolve=False)
     places = {group: re.split("[/@]", group)[0] for group, _ in typed}
     looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
     chosen = {
         group: option
         for group, option in typed
-        if places[group] in {*raw} - looked_at and options(group.partition("@")[0])
+        if places[group] in {*cfg} - looked_at and options(group.partition("@")[0])
     }
     if not chosen:
         return {}
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
     todo, known = {*nodes}, set[str]()
     while todo:
         known |= todo
