@@ -16,6 +16,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Parameter, Placement
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
+from pipeline.planning.fitting import misfits
 from pipeline.planning.layout import batch_problems, divided_input, divided_turn, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
@@ -167,15 +168,15 @@ class Engine:
         """See `pipeline.engine.Engine.plan`.
 
         Raises:
-            PlanError: no family knows the model, numbers of config.json are not of one, or (with `text`) there is no
-                tokenizer.
+            PlanError: no family knows the model, numbers of config.json are not of one, the tensors are not those that
+                it describes, or (with `text`) there is no tokenizer.
         """
         problems: list[Problem] = []
         mute: tuple[Problem, ...] = ()
         code = None
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            parameters = self._parameters(checkpoint)
+            parameters = self.parameters(checkpoint, plain=plain)
             mute = tuple(self._mute(checkpoint, parameters)) if text or plain else ()
         except PlanError as why:
             problems += why.problems
@@ -189,8 +190,7 @@ class Engine:
         if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
         if problems := [*problems, *mute]:
-            said = [Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems]
-            raise PlanError(said, exit_code=code)
+            raise PlanError(map(_of_models, problems), exit_code=code)
         mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
         placement = self._placed(checkpoint, usage, plain=plain) if mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
@@ -242,17 +242,28 @@ class Engine:
             return None
         return checkpoint.input_scales
 
-    def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
-        """Those of the model.
+    def parameters(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[Parameter, ...]:
+        """Those of the model, which the checkpoint has.
+
+        Args:
+            plain: as in `load`.
 
         Raises:
-            PlanError: no family knows it, or what the family has against config.json.
+            PlanError: no family knows it; what the family has against config.json; or the tensors are not those that
+                config.json describes. All problems of the first of these at once.
         """
         try:
-            return family_of(checkpoint.config, self.families).parameters(checkpoint.config)
+            found = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         except SourceError as why:
             where, _, said = str(why).partition(": ")
             raise PlanError([Problem(where, said)], exit_code=why.exit_code) from None
+        ignored = self._ignored(checkpoint)
+        specs = {name: spec for name, spec in checkpoint.store.specs.items() if name not in ignored}
+        dtype: WeightsDtype = "f32" if plain else self.weights_dtype
+        held = {name: device_spec(spec, dtype) for name, spec in specs.items()}
+        if problems := list(misfits(found, specs, checkpoint.config, held)):
+            raise PlanError(problems, exit_code=SourceError.exit_code)
+        return found
 
     def _mute(self, checkpoint: Checkpoint, parameters: Sequence[Parameter]) -> Iterator[Problem]:
         """A problem where the model knows no words."""
@@ -281,7 +292,10 @@ class Engine:
         """
         mesh = mesh or self.mesh
         specs = self._held(checkpoint, "f32" if plain else self.weights_dtype)
-        parameters = self._parameters(checkpoint)
+        try:
+            parameters = self.parameters(checkpoint, plain=plain)
+        except PlanError as why:  # in the words of `plan`, whose problem it is as well
+            raise PlanError(map(_of_models, why.problems), exit_code=why.exit_code) from None
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
     def for_one_device(self) -> list[Problem]:
@@ -418,6 +432,11 @@ class Engine:
     def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
         """See `pipeline.engine.EngineHooks.observe`."""
         self.loader.observe(self, checkpoint, rows, batch, folder, **kept)
+
+
+def _of_models(problem: Problem) -> Problem:
+    """The same, with what can be done without a model."""
+    return Problem(problem.where, f"{problem.message}; flow=convert needs no model to run")
 
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:
