@@ -20,6 +20,7 @@ from pipeline.planning.fitting import misfits
 from pipeline.planning.layout import batch_problems, divided_input, divided_turn, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
+from pipeline.scored import positions
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
 from pipeline.tensors.inputs import InputScales, as_one
 from pipeline.tensors.spec import TensorSpec
@@ -169,7 +170,7 @@ class Engine:
 
         Raises:
             PlanError: no family knows the model, numbers of config.json are not of one, the tensors are not those that
-                it describes, or (with `text`) there is no tokenizer.
+                it describes, (with `text`) there is no tokenizer, or a text is longer than the model knows positions.
         """
         problems: list[Problem] = []
         mute: tuple[Problem, ...] = ()
@@ -187,18 +188,44 @@ class Engine:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
+                code = code or why.exit_code
         if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
         if problems := [*problems, *mute]:
             raise PlanError(map(_of_models, problems), exit_code=code)
+        beyond = self._beyond(checkpoint, usage)
         mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
         placement = self._placed(checkpoint, usage, plain=plain) if mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, mesh, placement, dtype, cache, self._on_host, native)
-        found = replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+        found = running.footprint(checkpoint, usage)
+        found = replace(found, inputs=self.tokenizer.inputs(checkpoint), reads=beyond)
         return replace(found, devices=self.mesh.size // self.mesh.processes) if usage.observes else found
+
+    def _beyond(self, checkpoint: Checkpoint, usage: Usage) -> str:
+        """What is to be said where texts may be continued past the positions that the model knows. Their tokens are
+        counted only where there may be too many.
+
+        Raises:
+            PlanError: a text itself has more tokens than there are positions; or the tokenizer is broken.
+        """
+        room = positions(checkpoint.config)
+        if room is None or not usage.texts or usage.length <= room or not self.tokenizer.exists(checkpoint):
+            return ""
+        try:
+            tokenizer = self.tokenizer.load(checkpoint)
+        except SourceError as why:
+            raise PlanError([Problem("tokenizer", str(why))], exit_code=why.exit_code) from None
+        count = max(len(tokenizer.encode(text, special=True)) for text in usage.texts)
+        knows = f"the {room:,} positions that the model knows, by config.json"
+        if count > room:
+            raise PlanError(
+                [Problem("prompt", f"{count:,} tokens, more than {knows}")], exit_code=ConfigError.exit_code
+            )
+        past = count + usage.tokens - room
+        return f"warning: {past:,} of {usage.tokens:,} tokens may be past {knows}" if past > 0 else ""
 
     def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """Packed weights whose inputs cannot be cut into blocks."""
