@@ -44,7 +44,7 @@ from pipeline.config.options import CONF, option_folders, options
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.config.resolvers import register
 from pipeline.config.words import before_dashes
-from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
+from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 from pipeline.reporting import console
 from pipeline.running import process
 from pipeline.waiting import Waiting
@@ -127,7 +127,7 @@ def _plan(run: "RunConfig", run_dir: Path) -> None:
     plan = plan_run(run, run_dir, fetch=False)
     _composing.end()
     if plan.failures:  # what could be planned all the same is not what was asked for
-        raise PlanError(plan.problems)
+        raise plan.refusal
     if _verb == "graph":
         console.out(console.mermaid(plan))
     elif _verb == "why":
@@ -142,7 +142,7 @@ def _plan(run: "RunConfig", run_dir: Path) -> None:
         if not plan.problems:
             plan.problems += obstacles_ahead(run, plan, run_dir, unresolved(HydraConfig.get().overrides.task))
     if plan.problems:
-        raise PlanError(plan.problems)
+        raise plan.refusal
 
 
 def _talk(cfg: DictConfig) -> None:

@@ -71,6 +71,7 @@ class Usage:
         keeps: tokens of each text whose hidden states are kept, on disk and until then in memory.
         text_nbytes: of the longest text that is tokenized as a whole.
         observes: what its matrices are multiplied by is looked at, as that is: no activations are rounded.
+        texts: that are continued, without what a chat template puts around them.
     """
 
     batch: int = 0
@@ -80,6 +81,7 @@ class Usage:
     keeps: tuple[int, ...] = ()
     text_nbytes: int = 0
     observes: bool = False
+    texts: tuple[str, ...] = ()
 
 
 NOTHING = Usage()
@@ -102,7 +104,8 @@ def scoring(text_nbytes: Sequence[int], windows: Windows, *, keeps: bool = False
 def generating(prompts: Sequence[str], max_tokens: int) -> Usage:
     """Continuing texts; a token has one byte at least."""
     longest = max(len(p.encode(errors="surrogatepass")) for p in prompts)
-    return Usage(len(prompts), longest + TEMPLATE_TOKENS + max_tokens, generates=True, tokens=max_tokens)
+    length = longest + TEMPLATE_TOKENS + max_tokens
+    return Usage(len(prompts), length, generates=True, tokens=max_tokens, texts=tuple(prompts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pipeline.errors import PlanError, Problem, did_you_mean
 N = TypeVar("N", int, float, bool, str)
 D = TypeVar("D")
 MISSING = object()
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 LARGEST = 2**31 - 1  # of a count: products of two still fit the sizes that arrays may have
 
 
@@ -27,12 +28,14 @@ class Settings:
         self.problems: list[Problem] = []
 
     def get(self, key: str, kind: type[N], default: Any = MISSING) -> N:
-        """`config[key]`, which must be of `kind` (an int will do for a float); null counts as absent."""
+        """`config[key]`, which must be of `kind` (an int will do for a float); null counts as absent, and is said as
+        what it is."""
         value = self.config.get(key)
         if value is None:
             if default is not MISSING:
                 return cast(N, default)
-            self.note(key, f"is missing{did_you_mean(key, self.config)}")
+            said = f"is null; {_KINDS[kind]} is expected" if key in self.config else None
+            self.note(key, said or f"is missing{did_you_mean(key, self.config)}")
             return kind(1)
         if not is_a(value, kind):
             self.note(key, f"{value!r:.80} is no {kind.__name__}")
@@ -59,7 +62,13 @@ class Settings:
         return value
 
     def one_of(self, key: str, allowed: Sequence[str], default: Any = MISSING) -> str:
+        given = self.config.get(key)
+        if given is not None and not isinstance(given, str):
+            self.note(key, f"{given!r:.80} is no {str.__name__} (allowed: {', '.join(allowed)})")
+            return allowed[0]
         value = self.get(key, str, default)
+        if not self.sound(key):
+            return allowed[0]
         if value not in allowed:
             self.note(key, f"{value!r:.80} is not supported{did_you_mean(str(value), allowed)}")
             return allowed[0]
@@ -91,6 +100,12 @@ class Settings:
         value = self.config.get(key)
         if value is not None and value not in harmless:
             self.note(key, f"{value!r:.80}: {why}")
+
+    def sound(self, *keys: str) -> bool:
+        """Whether nothing was noted of these: what compares them has nothing to say otherwise, and one mistake is one
+        problem."""
+        noted = {p.where for p in self.problems}
+        return not any(f"{self.where}{key}" in noted for key in keys)
 
     def note(self, key: str, message: str) -> None:
         self.problems.append(Problem(f"{self.where}{key}", message))

@@ -179,7 +179,8 @@ class Checkpoint:
         placement: how it will lie on devices; None: no stage has said so yet.
         report: what making it has found, as JSON holds it; with what `ResultHooks` may have, for people.
         may_unpack: packed tensors that nobody asked to be so: an export that cannot hold them writes their values.
-        rounded: matrices that have fewer digits than in the source, and which dtype they have there.
+        rounded: matrices that have fewer digits than in the source, and which dtype they have there; and packed ones
+            that have where they are unpacked, with their encoding and the dtype that the source states for them.
         keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
         statistics: of what its matrices are multiplied by; None: no stage has looked.
         nearest: its tensors as rounding to the nearest alone makes them, where methods look at what they are multiplied

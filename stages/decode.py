@@ -28,12 +28,13 @@ class Decode:
     dtype: Literal["bf16", "keep"] = "bf16"
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
-        if self.dtype == "keep":
-            return checkpoint
         specs = checkpoint.store.specs
+        packed = {n: f"{s.encoding} of {s.dtype}" for n, s in specs.items() if s.dtype in WIDE and s.scheme is not None}
+        if self.dtype == "keep":
+            return replace(checkpoint, rounded=packed) if packed else checkpoint
         # GGUF has vectors in float32 whatever they were before: only of matrices does the dtype say what is lost
         rounded = {n: s.dtype for n, s in specs.items() if s.dtype in WIDE and s.scheme is None and len(s.shape) > 1}
-        return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)), rounded=rounded)
+        return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)), rounded=rounded | packed)
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""

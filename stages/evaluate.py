@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import exp
+from math import exp, inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,8 @@ class Evaluate:
         scores = [*base.values(), *(found.values() if changed else ())]
         meter.repeated(sum(s.seconds for s in scores), 1.0)
         rows = {n: _row(s, base[n] if changed else None) for n, s in found.items()}
+        for what in _no_numbers(rows):
+            text_stream.say(f"warning: {what}")
         specs = list(decode.store.specs.values())
         return Evaluated(
             texts=rows,
@@ -211,17 +213,27 @@ def _ids(session: Any, name: str, text: str) -> list[int]:
     return ids
 
 
+def _perplexity(nll: float) -> float:
+    """Infinity, where there is no such double."""
+    try:
+        return exp(nll)
+    except OverflowError:
+        return inf
+
+
 def _row(score: Score, base: Score | None) -> dict[str, float]:
-    found = {"perplexity": exp(score.nll), "tokens": score.tokens, "scored": score.scored, "nll": score.nll}
+    found = {"perplexity": _perplexity(score.nll), "tokens": score.tokens, "scored": score.scored, "nll": score.nll}
     if base is not None and score.kl is not None and score.top1 is not None:
-        found |= {"baseline_perplexity": exp(base.nll), "kl": score.kl, "top1": score.top1}
+        found |= {"baseline_perplexity": _perplexity(base.nll), "kl": score.kl, "top1": score.top1}
     return found
 
 
 def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     """Over all texts, weighted by tokens."""
     scored = sum(r["scored"] for r in rows.values())
-    found = {"perplexity": Figure(exp(sum(r["nll"] * r["scored"] for r in rows.values()) / scored), better="lower")}
+    found = {
+        "perplexity": Figure(_perplexity(sum(r["nll"] * r["scored"] for r in rows.values()) / scored), better="lower")
+    }
     if all("kl" in r for r in rows.values()):
         found["KL"] = Figure(sum(r["kl"] * r["scored"] for r in rows.values()) / scored, "nats", ".4f", "lower")
         found["top-1"] = Figure(
@@ -260,4 +272,18 @@ def _tables(
         ("compiling", show_seconds(sum(s.compile_s for s in scores.values()))),
     ]
     title = "Perplexity; before: trained, as it is before it is quantized" if changed and trained else "Perplexity"
-    return Table(title, columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))
+    told = [Table(title, columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))]
+    if warnings := _no_numbers(rows):
+        told.insert(1, Table("Warnings", ("",), tuple((what,) for what in warnings)))
+    return tuple(told)
+
+
+def _no_numbers(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What is said of texts of which a model makes no number; a comparison with these fails any `--fail-if`."""
+    keys = {"perplexity": "the model", "baseline_perplexity": "the baseline"}
+    return [
+        f"{name}: {keys[key]} has a perplexity of {row[key]}: look for NaN and infinity in its weights"
+        for name, row in rows.items()
+        for key in keys
+        if not isfinite(row.get(key, 0.0))
+    ]

@@ -19,7 +19,7 @@ from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context, Exported, ReadB
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, group_of
+from pipeline.tensors.spec import DTYPE_BITS, FLOAT_DTYPES, TensorSpec, group_of
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
 from pipeline.units import parse_bytes
@@ -122,13 +122,20 @@ class Export:
 
     def _rounded(self, checkpoint: Checkpoint) -> list[str]:
         """What is said of values that are written with fewer digits than the source has, where nobody asked for it."""
-        plain = {n for n, s in checkpoint.store.specs.items() if s.scheme is None}
-        names = [n for n in checkpoint.rounded if n in plain] if self.dtype == "keep" else []
-        if not names:
+        if self.dtype != "keep":
             return []
-        stored = ", ".join(sorted({checkpoint.rounded[n] for n in names}))
-        groups = some(list(dict.fromkeys(map(group_of, names))), most=2)
-        return [f"{groups} ({stored} in the source) rounded to bf16; stages.decode.dtype=keep leaves them as they are"]
+        now = {n: s for n, s in checkpoint.store.specs.items() if s.scheme is None and s.dtype == "BF16"}
+        found = {n: was for n, was in checkpoint.rounded.items() if n in now}
+        plain = {n: was for n, was in found.items() if was in DTYPE_BITS}
+        packed = {n: was for n, was in found.items() if n not in plain}
+        notes = []
+        for of, instead in (
+            (plain, "stages.decode.dtype=keep leaves them as they are"),
+            (packed, "export.dtype=fp16 or fp32 has more digits"),
+        ):
+            groups, stored = some(list(dict.fromkeys(map(group_of, of))), most=2), ", ".join(sorted({*of.values()}))
+            notes += [f"{groups} ({stored} in the source) rounded to bf16; {instead}"] if of else []
+        return notes
 
     def _unheld(self, checkpoint: Checkpoint) -> Unheld:
         """What is written as values although it came packed, because nobody asked that it stay so."""

@@ -69,7 +69,8 @@ class Generate:
     def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Prediction:
         subject, reads = predicted(checkpoint, exported)
         usage = generating([f"{self.system or ''}{p}" for p in self._prompts], self.sampling.max_tokens)
-        return Prediction(None, replace(self.engine.plan(subject, usage=usage), reads=reads, times=1.0))
+        takes = self.engine.plan(subject, usage=usage)
+        return Prediction(None, replace(takes, reads="; ".join(filter(None, (reads, takes.reads))), times=1.0))
 
     @property
     def _prompts(self) -> tuple[str, ...]:

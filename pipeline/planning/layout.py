@@ -6,8 +6,9 @@ Needs config.json and the specs of tensors, and builds no model.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.errors import PlanError, Problem, did_you_mean, some
+from pipeline.errors import PlanError, Problem, SourceError, some
 from pipeline.mesh import COMPUTED, Axes, Layout, Mesh, Parameter, several
+from pipeline.planning.fitting import misfits
 from pipeline.tensors.blocks import block_grain
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec, group_of
@@ -39,17 +40,14 @@ def lay_out(
     """
     plan = _Plan(mesh)
     for parameter in parameters:
-        if (spec := spec_of(parameter, specs)) is None:
-            missing = next(n for n in parameter.names if n not in specs)
-            plan.note(missing, f"is missing{did_you_mean(missing, specs)}")
-        elif spec.shape != parameter.shape:
-            plan.note(parameter.name, f"has shape {spec.shape}; config.json makes it {parameter.shape}")
-        else:
+        spec = spec_of(parameter, specs)
+        if spec is not None and spec.shape == parameter.shape:
             plan.place(parameter, spec)
+    wrong = list(misfits(parameters, specs, {})) if len(plan.layouts) < len(parameters) else []
     plan.check(parameters, specs)
     known = [] if devices is None else device_problems(mesh, devices)
-    if problems := [*known, *plan.problems, *batch_problems(mesh, batch or {})]:
-        raise PlanError(problems)
+    if problems := [*wrong, *known, *plan.problems, *batch_problems(mesh, batch or {})]:
+        raise PlanError(problems, exit_code=SourceError.exit_code if wrong else None)
     return plan.layouts
 
 

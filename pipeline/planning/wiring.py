@@ -105,6 +105,12 @@ class Plan:
     tracker_nbytes: int = 0  # what the client of a tracker takes, beside all that is computed
 
     @property
+    def refusal(self) -> PlanError:
+        """All problems, as a plan and a run say them; with the exit code of what failed, where that is one."""
+        kinds = {why.exit_code for why in self.failures}
+        return PlanError(self.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
+
+    @property
     def inputs(self) -> tuple[InputFile, ...]:
         """Every file that is read, once."""
         found = [f for n in self.nodes.values() if isinstance(n.result, Checkpoint) for f in n.result.inputs]

@@ -97,8 +97,7 @@ class Attempt:
         self._say, self._parent = say, parent
         plan, run_dir = self.plan, self.job.run_dir
         if plan.problems:
-            kinds = {w.exit_code for w in plan.failures}
-            raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
+            raise plan.refusal
         self._outputs = outputs_of(self.job.run)
         stop_at([*run_folder(plan), *unkeepable(plan, Results(self._outputs / FOLDER))])
         locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.config.spine import RunConfig
 from pipeline.engine import Loads
-from pipeline.errors import PlanError
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_run
 from pipeline.running import text_stream
@@ -30,7 +29,7 @@ def loaded(config: RunConfig, override: str, *, text: bool = False) -> Any:
     kernels.prepare([run], text_stream.live)
     plan = plan_run(run, Path(config.spine.paths.run).absolute(), override=override)
     if plan.problems:
-        raise PlanError(plan.problems)
+        raise plan.refusal
     taken = plan.nodes[plan.nodes["model"].inputs["checkpoint"]]
     return loads.engine.load(taken.result)
 

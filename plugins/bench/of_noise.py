@@ -93,7 +93,7 @@ def model(config: Mapping[str, Any], of: Ops, dtype: str = "bfloat16") -> Any:
     """Its shapes, without weights."""
     weights = Weights(specs(config))
     built = GptOss().build(config, weights, of, dtype)
-    weights.check()
+    weights.check(config)
     return built
 
 

@@ -61,7 +61,7 @@ class Ours:
         specs = {name: TensorSpec(spec.shape, "F32") for name, spec in checkpoint.store.specs.items()}
         weights = Weights(specs, "f32")
         model = family_of(checkpoint.config, engine.families).build(checkpoint.config, weights, ops, "float32")
-        weights.check()
+        weights.check(checkpoint.config)
         optimizer = AdamW(
             rate=rate, schedule=Schedule("constant"), clip=NORM, decay=DECAY, b1=BETAS[0], b2=BETAS[1], eps=EPS
         )

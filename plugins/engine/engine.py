@@ -16,9 +16,11 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Parameter, Placement
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
+from pipeline.planning.fitting import misfits
 from pipeline.planning.layout import batch_problems, divided_input, divided_turn, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
+from pipeline.scored import positions
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
 from pipeline.tensors.inputs import InputScales, as_one
 from pipeline.tensors.spec import TensorSpec
@@ -173,15 +175,15 @@ class Engine:
         """See `pipeline.engine.Engine.plan`.
 
         Raises:
-            PlanError: no family knows the model, numbers of config.json are not of one, or (with `text`) there is no
-                tokenizer.
+            PlanError: no family knows the model, numbers of config.json are not of one, the tensors are not those that
+                it describes, (with `text`) there is no tokenizer, or a text is longer than the model knows positions.
         """
         problems: list[Problem] = []
         mute: tuple[Problem, ...] = ()
         code = None
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            parameters = self._parameters(checkpoint)
+            parameters = self.parameters(checkpoint, plain=plain)
             mute = tuple(self._mute(checkpoint, parameters)) if text or plain else ()
         except PlanError as why:
             problems += why.problems
@@ -192,19 +194,44 @@ class Engine:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
+                code = code or why.exit_code
         if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
         if problems := [*problems, *mute]:
-            said = [Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems]
-            raise PlanError(said, exit_code=code)
+            raise PlanError(map(_of_models, problems), exit_code=code)
+        beyond = self._beyond(checkpoint, usage)
         mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
         placement = self._placed(checkpoint, usage, plain=plain) if mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, mesh, placement, dtype, cache, self._on_host, native)
-        found = replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+        found = running.footprint(checkpoint, usage)
+        found = replace(found, inputs=self.tokenizer.inputs(checkpoint), reads=beyond)
         return replace(found, devices=self.mesh.size // self.mesh.processes) if usage.observes else found
+
+    def _beyond(self, checkpoint: Checkpoint, usage: Usage) -> str:
+        """What is to be said where texts may be continued past the positions that the model knows. Their tokens are
+        counted only where there may be too many.
+
+        Raises:
+            PlanError: a text itself has more tokens than there are positions; or the tokenizer is broken.
+        """
+        room = positions(checkpoint.config)
+        if room is None or not usage.texts or usage.length <= room or not self.tokenizer.exists(checkpoint):
+            return ""
+        try:
+            tokenizer = self.tokenizer.load(checkpoint)
+        except SourceError as why:
+            raise PlanError([Problem("tokenizer", str(why))], exit_code=why.exit_code) from None
+        count = max(len(tokenizer.encode(text, special=True)) for text in usage.texts)
+        knows = f"the {room:,} positions that the model knows, by config.json"
+        if count > room:
+            raise PlanError(
+                [Problem("prompt", f"{count:,} tokens, more than {knows}")], exit_code=ConfigError.exit_code
+            )
+        past = count + usage.tokens - room
+        return f"warning: {past:,} of {usage.tokens:,} tokens may be past {knows}" if past > 0 else ""
 
     def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """Packed weights whose inputs cannot be cut into blocks."""
@@ -248,17 +275,28 @@ class Engine:
             return None
         return checkpoint.input_scales
 
-    def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
-        """Those of the model.
+    def parameters(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[Parameter, ...]:
+        """Those of the model, which the checkpoint has.
+
+        Args:
+            plain: as in `load`.
 
         Raises:
-            PlanError: no family knows it, or what the family has against config.json.
+            PlanError: no family knows it; what the family has against config.json; or the tensors are not those that
+                config.json describes. All problems of the first of these at once.
         """
         try:
-            return family_of(checkpoint.config, self.families).parameters(checkpoint.config)
+            found = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         except SourceError as why:
             where, _, said = str(why).partition(": ")
             raise PlanError([Problem(where, said)], exit_code=why.exit_code) from None
+        ignored = self._ignored(checkpoint)
+        specs = {name: spec for name, spec in checkpoint.store.specs.items() if name not in ignored}
+        dtype: WeightsDtype = "f32" if plain else self.weights_dtype
+        held = {name: device_spec(spec, dtype) for name, spec in specs.items()}
+        if problems := list(misfits(found, specs, checkpoint.config, held)):
+            raise PlanError(problems, exit_code=SourceError.exit_code)
+        return found
 
     def _mute(self, checkpoint: Checkpoint, parameters: Sequence[Parameter]) -> Iterator[Problem]:
         """A problem where the model knows no words."""
@@ -287,7 +325,10 @@ class Engine:
         """
         mesh = mesh or self.mesh
         specs = self._held(checkpoint, "f32" if plain else self.weights_dtype)
-        parameters = self._parameters(checkpoint)
+        try:
+            parameters = self.parameters(checkpoint, plain=plain)
+        except PlanError as why:  # in the words of `plan`, whose problem it is as well
+            raise PlanError(map(_of_models, why.problems), exit_code=why.exit_code) from None
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
     def for_one_device(self) -> list[Problem]:
@@ -424,6 +465,11 @@ class Engine:
     def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
         """See `pipeline.engine.EngineHooks.observe`."""
         self.loader.observe(self, checkpoint, rows, batch, folder, **kept)
+
+
+def _of_models(problem: Problem) -> Problem:
+    """The same, with what can be done without a model."""
+    return Problem(problem.where, f"{problem.message}; flow=convert needs no model to run")
 
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:

@@ -101,7 +101,7 @@ def outlined(engine: Engine, checkpoint: Checkpoint) -> Decoder:
     model: Decoder = family_of(checkpoint.config, engine.families).build(
         checkpoint.config, weights, engine.ops.on(*known(engine, device)), DTYPES[dtype]
     )
-    weights.check()
+    weights.check(checkpoint.config)
     return model
 
 

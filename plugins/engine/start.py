@@ -66,7 +66,7 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     ops = on_arrays(ops) if eager else ops
     ops = rounding(ops, engine, checkpoint)
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
-    ignored = weights.check()
+    ignored = weights.check(checkpoint.config)
     where = device if spread is None else spread.devices
     under = engine.input_scales(checkpoint)
     fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack, under=under, turns=True)

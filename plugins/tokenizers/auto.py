@@ -40,11 +40,12 @@ class Auto:
             raise ConfigError(f"tokenizer.vocabulary={self.vocabulary!r:.300}: no such folder")
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """See that there is something to load, without loading it.
+        """See that there is something to load, and what the files beside it say, without loading it.
 
         Raises:
-            SourceError: there is not; the files looked for are named.
+            SourceError: there is not; the files looked for are named. Or as `ends`.
         """
+        self.ends(checkpoint)
         if not self._files(checkpoint):
             self.load(checkpoint)
 
@@ -63,7 +64,7 @@ class Auto:
         """Ids that end a generation by generation_config.json and config.json: what is known without a tokenizer.
 
         Raises:
-            SourceError: they say something else than ids.
+            SourceError: they say something else than ids, or ids that the model does not know.
         """
         return TokenizerSettings.read(Companions(checkpoint.files, checkpoint.origin), checkpoint.config).ends
 

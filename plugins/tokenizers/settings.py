@@ -86,9 +86,14 @@ class TokenizerSettings:
         generation, inner = files.json(GENERATION), config.get("text_config")
         if not isinstance(inner, Mapping | None):
             raise SourceError(f"{files.origin or 'config'}: text_config is {inner!r:.80}; an object is expected")
-        said = [generation, config, inner or {}]  # the last: models that do more than text
-        begins = next((d["bos_token_id"] for d in said if is_id(d.get("bos_token_id"))), None)
-        ends = tuple(dict.fromkeys(e for d in said for e in _ids(d.get("eos_token_id"), "eos_token_id", files.origin)))
+        origin, size = files.origin or "config", config.get("vocab_size", (inner or {}).get("vocab_size"))
+        known = size if is_id(size) else MOST_IDS
+        # the last: models that do more than text
+        first = files.where(GENERATION) if GENERATION in files else GENERATION
+        said = [(first, generation), (origin, config), (origin, inner or {})]
+        begin = [e for here, d in said for e in _ids(d.get("bos_token_id"), f"{here}: bos_token_id", known)]
+        end = [e for here, d in said for e in _ids(d.get("eos_token_id"), f"{here}: eos_token_id", known)]
+        begins, ends = next(iter(begin), None), tuple(dict.fromkeys(end))
         by_id = tuple(sorted(added.values(), key=lambda a: a.id or 0))
         return cls(about, named, by_id, extra, ends, begins, where)
 
@@ -149,11 +154,18 @@ def _decoder(found: Any, where: str) -> list[Added]:
     return tokens
 
 
-def _ids(found: Any, key: str, origin: str) -> tuple[int, ...]:
-    """One id or a list of them; nothing for null."""
+def _ids(found: Any, where: str, known: int) -> tuple[int, ...]:
+    """One id or a list of them; nothing for null.
+
+    Args:
+        known: how many tokens the model knows.
+    """
     ids = () if found is None else tuple(found) if isinstance(found, list | tuple) else (found,)
     if bad := [i for i in ids if not is_id(i)]:
-        raise SourceError(f"{origin or 'config'}: {key} should be ids, has {bad[0]!r:.80}")
+        raise SourceError(f"{where} should be ids, has {bad[0]!r:.80}")
+    if beyond := [i for i in ids if i >= known]:
+        text = f"{where} has {beyond[0]}, and the model knows {known:,} tokens (config.json vocab_size)"
+        raise SourceError(f"{text}: ids from 0 to {known - 1:,}")
     return ids
 
 

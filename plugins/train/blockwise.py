@@ -60,7 +60,7 @@ def reconstruct(
     weights = Weights(specs, "f32")
     ops = engine.ops.named().on(device.platform)
     model: Decoder = family_of(checkpoint.config, engine.families).build(checkpoint.config, weights, ops, "float32")
-    weights.check()
+    weights.check(checkpoint.config)
     load = partial(fill, where=device, cast=engine.cast, unpack=engine.unpack)
     tokens = np.asarray(rows, np.int32)
     kept_out = max(1, round(how.held_out * len(tokens)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.errors import Problem, WeightmillError
+from pipeline.errors import PlanError, Problem, WeightmillError
 from pipeline.hooks import optional
 from pipeline.mesh import Parameter
 from pipeline.stage import Checkpoint
@@ -56,6 +56,18 @@ def teaching(engine: Engine, student: Checkpoint, teacher: Checkpoint) -> Iterat
         yield Problem(TEACHER, f"has a vocabulary of {theirs:,} tokens, and what is trained one of {own:,}")
     elif (why := _tokenizers(engine, student, teacher)) is not None:
         yield Problem(TEACHER, why)
+
+
+def fits(engine: Engine, teacher: Checkpoint) -> None:
+    """
+    Raises:
+        PlanError: as `Engine.parameters`, of a teacher.
+    """
+    try:
+        engine.parameters(teacher)
+    except PlanError as why:
+        said = [Problem(f"{TEACHER}: {p.where}", p.message) for p in why.problems]
+        raise PlanError(said, exit_code=why.exit_code) from None
 
 
 def parameters(engine: Engine, checkpoint: Checkpoint) -> tuple[Parameter, ...]:

@@ -173,7 +173,7 @@ def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform
     ops = ops if transform is None else transform.ops(ops)
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
-    weights.check()
+    weights.check(checkpoint.config)
     return model
 
 

@@ -120,8 +120,12 @@ class Trainer:
         the dtype of activations, and what a micro-batch leaves for the way back.
 
         Raises:
-            PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
+            PlanError: no family knows the model, its tensors are not those that config.json describes, or one is of no
+                kind that can be trained; all problems of the first of these at once.
         """
+        self.engine.parameters(checkpoint)
+        if teacher is not None:
+            matching.fits(self.engine, teacher)
         if problems := list(self._problems(checkpoint, data, teacher)):
             raise PlanError(problems)
         lies, mesh, parameters = self.on_devices(checkpoint), self.engine.mesh, self._parameters(checkpoint)

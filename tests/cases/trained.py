@@ -51,7 +51,7 @@ def model(kind: str, dtype: str = "float32", mesh: Mesh | None = None, **options
         layouts = lay_out(replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used}), table, specs)
     weights = Weights(specs, layouts=layouts)
     found: Decoder = family.build(config, weights, engine.ops.on("cpu"), dtype)
-    weights.check()
+    weights.check(config)
     return found
 
 

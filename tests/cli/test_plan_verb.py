@@ -2,10 +2,14 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from pipeline.units import parse_bytes
-from tests.cases import caches
+from tests.cases import caches, toy_llama
 from tests.cli.run import ROOT, pipeline
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4", "paths.run=here")
@@ -86,3 +90,21 @@ def test_a_complete_run_is_no_obstacle_to_itself_but_to_others(tmp_path: Path) -
     assert other.code == 3
     assert "done already" not in other.out
     assert "holds another run (this one has quant.scale_rule=even)" in " ".join(other.err.split())
+
+
+def test_tensors_that_config_json_contradicts_are_refused_before_the_run_and_alike(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file({n: a.astype(np.float32) for n, a in toy_llama.weights().items()}, model / "model.safetensors")
+    shutil.copy(ROOT / "plugins/models/gpt_oss/tiny/tokenizer.json", model)
+    found, hidden = toy_llama.CONFIG["vocab_size"], toy_llama.CONFIG["hidden_size"]
+    (model / "config.json").write_text(json.dumps({**toy_llama.CONFIG, "vocab_size": found - 8}))
+    (tmp_path / "text.txt").write_text("a text of some words. " * 60)
+    args = (f"model.source={model}", "quant=none")
+    generate, train = (*args, "flow=generate"), (*args, "flow=finetune", "data.files=[text.txt]", "train.steps=1")
+    told = [pipeline(*verb, cwd=tmp_path) for verb in (("plan", *generate), generate, ("plan", *train))]
+    assert [said.code for said in told] == [4, 4, 4], [said.err for said in told]
+    words = f"has shape [{found}, {hidden}]; config.json makes it [{found - 8}, {hidden}], by vocab_size {found - 8}"
+    assert all(words in said.err for said in told)
+    assert told[0].err == told[1].err
+    assert pipeline("plan", *args, "flow=convert", cwd=tmp_path).code == 0  # which needs no model

@@ -106,4 +106,4 @@ def build(found: Checkpoint) -> None:
     engine.plan(found, text=False)
     weights = Weights(found.store.specs, "keep")
     family_of(found.config, engine.families).build(found.config, weights, engine.ops, "float32")
-    weights.check()
+    weights.check(found.config)

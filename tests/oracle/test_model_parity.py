@@ -131,7 +131,7 @@ def built(folder: Path) -> Any:
     checkpoint, engine = model_runs.checkpoint(folder), model_runs.engine()
     weights = Weights(checkpoint.store.specs)
     model = family_of(checkpoint.config, engine.families).build(checkpoint.config, weights, engine.ops, "float32")
-    weights.check()
+    weights.check(checkpoint.config)
     return nnx.split(model)
 
 

@@ -24,7 +24,6 @@ from plugins.formats.common import linears, read_only
 
 COMPANION = "quant_config.json"
 MARKS = ("qweight", "qzeros")
-OWNED = ("weight", "qweight", "qzeros", "scales")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Awq:
                 Part(f"{module}.qzeros", "zeros", (Transpose(), AwqWords())),
             ))  # fmt: skip
 
-        return read_only.decode(leaves, config, MARKS, OWNED, matrix, "AWQ", companion=COMPANION)
+        return read_only.decode(leaves, config, MARKS, matrix, "AWQ", companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

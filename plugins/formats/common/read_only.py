@@ -17,6 +17,7 @@ from plugins.facts.dtypes import SCALES
 from plugins.formats.common import linears
 
 WHERE = "config.json quantization_config"
+PLAIN = ("bias",)  # of what a quantized module has, the tensors of their own; all else is part of its format
 
 
 def arguments(config: Mapping[str, Any], companion: str = "") -> Mapping[str, Any]:
@@ -37,7 +38,6 @@ def decode(
     leaves: Mapping[str, TensorSpec],
     config: Mapping[str, Any],
     marks: Collection[str],
-    owned: Collection[str],
     matrix: Callable[[str], Bound],
     says: str,
     constants: Mapping[str, bytes] | None = None,
@@ -48,7 +48,6 @@ def decode(
 
     Args:
         marks: parameters that quantized modules alone have.
-        owned: parameters that are parts of a quantized module.
         matrix: of a module; raises ValueError where what it has cannot be told.
         says: of what format it is, for errors.
         constants: leaves whose content was looked at, and is known.
@@ -71,7 +70,7 @@ def decode(
 
     def owner(leaf: str) -> str | None:
         module, _, parameter = leaf.rpartition(".")
-        return module if module in found and parameter in owned else None
+        return module if module in found and parameter not in PLAIN else None
 
     known = constants or {}
     reasons = left_out or {}

@@ -4,11 +4,16 @@
     weight               F8_E4M3 [out, in]
     weight_scale_inv     F32 or BF16 [⌈out/rows⌉, ⌈in/columns⌉], one for each tile; it multiplies, whatever it is called
 
+Tiles at the ends may be cut. In a scheme blocks of columns are whole, so where columns are no multiple of a tile's they
+become blocks of their greatest common divisor, each with its tile's scale: 192 columns in tiles of 128 are 3 of 64.
+Fewer columns than a tile has are one block.
+
 Names: transformers' `finegrained_fp8`, of which activations are quantized when they are seen.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, ClassVar
 
 from pipeline.errors import PlanError, Problem
@@ -17,6 +22,7 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.common import linears, read_only
 from plugins.formats.common.packings import Bytes
+from plugins.formats.fp8.tiles import CutTiles
 
 SCALE = "weight_scale_inv"
 LEFT_OUT = {"input_scale": "describes how activations were quantized; the weights do not need it"}
@@ -54,13 +60,13 @@ class Fp8:
 
         def matrix(module: str) -> Bound:
             out, width = read_only.matrix_shape(module, leaves, "weight")
-            scheme = Scheme("e4m3", columns, read_only.scale_of(module, leaves, SCALE), block_rows=rows)
-            if reason := scheme.problem((out, width)):
-                raise ValueError(f"shape {[out, width]}: {reason}")
-            parts = Part(f"{module}.weight", "codes", (Bytes("F8_E4M3"),)), Part(f"{module}.{SCALE}", "scales")
+            block = gcd(columns, width) if width > columns else width
+            scheme = Scheme("e4m3", block, read_only.scale_of(module, leaves, SCALE), block_rows=rows)
+            cut = (CutTiles(columns // block, width // block),) if width > columns and width % columns else ()
+            parts = Part(f"{module}.weight", "codes", (Bytes("F8_E4M3"),)), Part(f"{module}.{SCALE}", "scales", cut)
             return Bound(TensorSpec((out, width), dtype, scheme), parts)
 
-        return read_only.decode(leaves, config, (SCALE,), ("weight", SCALE), matrix, "FP8", left_out=LEFT_OUT)
+        return read_only.decode(leaves, config, (SCALE,), matrix, "FP8", left_out=LEFT_OUT)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

@@ -32,7 +32,6 @@ BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
 COMPANION = "quantize_config.json"
 MARKS = ("qweight", "qzeros", "g_idx")
-OWNED = ("weight", "qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Gptq:
             return _bound(module, TensorSpec((out, columns), dtype, scheme), one_less=fmt == "gptq")
 
         says = f"GPTQ of {bits} bits"
-        return read_only.decode(leaves, config, MARKS, OWNED, matrix, says, constants, companion=COMPANION)
+        return read_only.decode(leaves, config, MARKS, matrix, says, constants, companion=COMPANION)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

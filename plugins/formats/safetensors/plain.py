@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import PlanError, Problem, did_you_mean, short, some
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
@@ -33,8 +33,12 @@ class Plain:
         """See `Dialect.decode`; accepts any leaves, unless config.json says that they are quantized, in a way that no
         dialect before this one knows. Stacks of experts that lie as [E, out, in] (older exports) are told by their
         shapes and taken as they are."""
-        if method := (config.get("quantization_config") or {}).get("quant_method"):
+        if given := config.get("quantization_config"):
+            method = given.get("quant_method")
             text = f"says quant_method {method!r:.80}, which is not read{did_you_mean(str(method), READ)}"
+            if method is None:
+                there = some([short(str(key)) for key in given])
+                text = f"has {there}, and no quant_method, which says how they are meant (read: {', '.join(READ)})"
             raise PlanError([Problem("config.json quantization_config", f"{text}; without it weights are plain")])
         if packed := next((n for n in leaves if n.endswith(".qweight")), None):
             text = "is packed by GPTQ or AWQ, and neither quantization_config of config.json says how, nor"

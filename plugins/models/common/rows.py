@@ -30,5 +30,7 @@ class RowSettings(ModelSettings):
         """A list of positive integers, one for each layer."""
         found = self.items(key, int)
         good = 0 < len(found) <= self.most and all(0 < n <= MOST for n in found)
-        self.require(key, good, f"{list(found)!r:.80}: a positive number for each layer is expected")
+        self.require(
+            key, good or not self.sound(key), f"{list(found)!r:.80}: a positive number for each layer is expected"
+        )
         return found if good else (1,)

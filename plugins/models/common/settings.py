@@ -48,10 +48,9 @@ class ModelSettings(settings.Settings):
 
     def heads(self, default: Any = MISSING, default_kv: Any = None) -> tuple[int, int]:
         """Query heads, and the key and value heads that they share evenly (as many, where config.json is silent)."""
-        before = len(self.problems)
         heads = self.count("num_attention_heads", default)
         kv_heads = self.count("num_key_value_heads", heads if default_kv is None else default_kv)
-        fits = heads % kv_heads == 0 or len(self.problems) > before  # one mistake, one problem
+        fits = heads % kv_heads == 0 or not self.sound("num_attention_heads", "num_key_value_heads")
         self.require("num_key_value_heads", fits, f"{heads} heads cannot share {kv_heads} of keys and values")
         return heads, kv_heads
 
@@ -59,6 +58,8 @@ class ModelSettings(settings.Settings):
         """`layer_types`, one for each layer; `default` where the file (transformers 4) does not have it."""
         given = self.config.get("layer_types")
         if given is None:
+            return tuple(default)
+        if not self.sound("num_hidden_layers"):
             return tuple(default)
         allowed = ("full_attention", "sliding_attention")
         if not isinstance(given, list) or len(given) != layers or any(t not in allowed for t in given):

@@ -14,8 +14,9 @@ import jax
 from flax import nnx
 
 import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
-from pipeline.errors import MOST_HINTS, PlanError, Problem, did_you_mean, strangers
-from pipeline.mesh import Layout
+from pipeline.errors import PlanError
+from pipeline.mesh import Layout, Parameter
+from pipeline.planning.fitting import misfits
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.mesh.collectives import gathered
@@ -61,9 +62,7 @@ class _Record:
     specs: Mapping[str, TensorSpec]
     weights_dtype: WeightsDtype
     layouts: Mapping[str, Layout]
-    problems: list[Problem] = field(default_factory=list)
-    missing: int = 0
-    taken: dict[str, str] = field(default_factory=dict)
+    asked: list[Parameter] = field(default_factory=list)
     ignored: dict[str, str] = field(default_factory=dict)
 
 
@@ -109,47 +108,37 @@ class Weights:
     def _param(self, names: tuple[str, ...], shape: tuple[int, ...], axes: Axes, *, stack: bool) -> nnx.Param[Any]:
         if len(axes) != len(shape):
             raise TypeError(f"{names[0]}: {len(axes)} axes for shape {shape}")
+        self._record.asked.append(Parameter(names, shape, axes, (1,) * len(shape), stack=stack))
         one = shape[1:] if stack else shape
-        found = [self._take(name, one) for name in names]
-        specs = [device_spec(s, self._record.weights_dtype) for s in found]
-        if any((s.dtype, s.scheme) != (specs[0].dtype, specs[0].scheme) for s in specs):
-            kinds = ", ".join(sorted({s.encoding for s in specs}))
-            self._note(names[0], f"{len(names)} tensors are stacked into one, but their encodings differ: {kinds}")
+        specs = [device_spec(self._found(name, one), self._record.weights_dtype) for name in names]
         spec = stacked(specs) if stack else specs[0]
         layout = self._record.layouts.get(names[0])
         return nnx.Param(abstract(spec), names=names, spec=spec, axes=axes, stack=stack, layout=layout)
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
+    def _found(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
+        """Of a tensor that is asked for; where it is missing, or of another shape, something of that shape: `check`
+        says so."""
         spec = self._record.specs.get(name)
-        if spec is None:
-            hint = did_you_mean(name, self._record.specs) if self._record.missing < MOST_HINTS else ""
-            self._record.missing += 1
-            self._note(name, f"is missing{hint}")
-        elif spec.shape != shape:
-            self._note(name, f"has shape {spec.shape}; config.json makes it {shape}")
-        elif spec.scheme is None and spec.dtype not in ("BF16", "F16", "F32"):
-            self._note(name, f"is {spec.dtype}; BF16, F16, F32 or a packed encoding is needed")
-        self._record.taken[name] = self.prefix
         return spec if spec is not None and spec.shape == shape else TensorSpec(shape, "BF16")
-
-    def _note(self, where: str, message: str) -> None:
-        self._record.problems.append(Problem(where, message))
 
     def ignore(self, patterns: Mapping[str, str]) -> None:
         """Tensors that a checkpoint may have and the model has no use for: pattern → reason."""
         self._record.ignored.update(patterns)
 
-    def check(self) -> Mapping[str, str]:
+    def check(self, config: Mapping[str, Any]) -> Mapping[str, str]:
         """The tensors that were ignored, with the reasons.
+
+        Args:
+            config: config.json, for the names of its keys.
 
         Raises:
             PlanError: tensors missing, of a wrong shape or dtype, or left over; all of them at once.
         """
         record = self._record
-        rest = [name for name in record.specs if name not in record.taken]
-        ignored = left_out(rest, record.ignored)
-        unknown = [name for name in rest if name not in ignored]
-        record.problems += strangers(unknown, record.taken, "no part of the model takes it")
-        if record.problems:
-            raise PlanError(record.problems, exit_code=4)
+        asked = {name for p in record.asked for name in p.names}
+        ignored = left_out((name for name in record.specs if name not in asked), record.ignored)
+        specs = {name: spec for name, spec in record.specs.items() if name not in ignored}
+        held = {name: device_spec(spec, record.weights_dtype) for name, spec in specs.items()}
+        if problems := list(misfits(record.asked, specs, config, held)):
+            raise PlanError(problems, exit_code=4)
         return ignored

@@ -53,7 +53,8 @@ class Numbers:
         if moe:
             experts = s.many("num_experts", s.get("num_local_experts", int, 128))
             chosen, moe_inter = s.count("num_experts_per_tok", 8), s.count("moe_intermediate_size")
-            s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
+            fits = chosen <= experts or not s.sound("num_experts", "num_experts_per_tok")
+            s.require("num_experts_per_tok", fits, f"{chosen} of {experts} experts")
             step, dense = s.count("decoder_sparse_step", 1), frozenset(s.items("mlp_only_layers", int))
             sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
             all_of_them = sum(sparse) * experts

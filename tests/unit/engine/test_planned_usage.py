@@ -72,9 +72,10 @@ class Outline:
 def test_every_layer_takes_memory_to_compile(tiny: Any) -> None:
     """Deep toys with next to no weights took more than was planned when only packed matrices counted."""
     engine, first = model_runs.engine(), {n: s for n, s in tiny.store.specs.items() if ".layers.0." in n}
-    deeper = {n.replace(".layers.0.", f".layers.{i}."): s for i in range(100, 196) for n, s in first.items()}
+    deeper = {n.replace(".layers.0.", f".layers.{i}."): s for i in range(4, 100) for n, s in first.items()}
+    config = {**tiny.config, "num_hidden_layers": 100, "layer_types": None}
     before = engine.plan(tiny)
-    after = engine.plan(replace(tiny, store=Outline({**tiny.store.specs, **deeper})))
+    after = engine.plan(replace(tiny, store=Outline({**tiny.store.specs, **deeper}), config=config))
     weights = after.device_nbytes - before.device_nbytes
     measured = (1475 - 675) << 20  # MiB of 96 layers and of 24, in which the weights were 50 MiB
     assert after.host_nbytes - before.host_nbytes - weights >= (measured - (50 << 20)) * 96 / 72
@@ -108,3 +109,21 @@ def test_what_scoring_keeps_and_goes_through() -> None:
     assert usage.keeps == (232, 112)
     assert scoring([4000], cut).keeps == ()
     assert scoring([4000], Windows(tokens=None)).tokens == 1001
+
+
+def test_a_text_that_goes_past_the_positions_of_the_model(tiny: Any) -> None:
+    """Counted in tokens where its bytes may be too many: an error, as in the run, or said; and as far as it is one."""
+    text = " ".join(["whale"] * 40)
+    count = len(model_runs.engine().load(tiny).tokenizer.encode(text, special=True))
+    assert 40 <= count < 120
+
+    def planned(room: int | None) -> Any:
+        given = replace(tiny, config={**tiny.config, "max_position_embeddings": room})
+        return model_runs.engine().plan(given, usage=generating(["a", text], 9))
+
+    assert {planned(room).reads for room in (None, 1000, count + 9)} == {""}
+    knows = "positions that the model knows, by config.json"
+    assert planned(count + 7).reads == f"warning: 2 of 9 tokens may be past the {count + 7} {knows}"
+    with pytest.raises(PlanError, match=f"prompt: {count} tokens, more than the {count - 1} {knows}") as caught:
+        planned(count - 1)
+    assert caught.value.exit_code == 2

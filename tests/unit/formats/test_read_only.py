@@ -5,6 +5,7 @@ their `forward` (of the identity) and `dequantize_gemm` make of them, fp16 on a 
 """
 
 from collections.abc import Iterator
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.awq.dialect import Awq
 from plugins.formats.awq.words import AwqCodes, AwqWords
 from plugins.formats.fp8.dialect import Fp8
+from plugins.formats.fp8.tiles import CutTiles
 from plugins.formats.gptq.dialect import Gptq
 from plugins.formats.gptq.zeros import OneLess
 from plugins.formats.safetensors.plain import Plain
@@ -86,20 +88,33 @@ def test_zeros_of_the_second_format_are_as_they_lie() -> None:
 
 
 @pytest.mark.parametrize("scale", [np.float32, ml_dtypes.bfloat16])
-def test_tiles_of_fp8_multiply(scale: Any) -> None:
-    """A band and a column of tiles that are not whole rows; columns are."""
+@pytest.mark.parametrize("width", [384, 320, 100, 257])
+def test_tiles_of_fp8_multiply(scale: Any, width: int) -> None:
+    """Bands and columns of tiles may be cut at the end."""
     rng = np.random.default_rng(1)
-    codes = rng.integers(0, 0x7F, (200, 384), np.uint8).view(ml_dtypes.float8_e4m3fn)
-    scales = rng.uniform(0.01, 0.02, (2, 3)).astype(scale)
+    codes = rng.integers(0, 0x7F, (200, width), np.uint8).view(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.01, 0.02, (2, -(-width // 128))).astype(scale)
     leaves = {f"{MODULE}.weight": codes, f"{MODULE}.weight_scale_inv": scales}
     quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     store = opened(Fp8(), leaves, quantization, "bfloat16")
-    wide = np.repeat(np.repeat(scales.astype(np.float32), 128, 0)[:200], 128, 1)
+    wide = np.repeat(np.repeat(scales.astype(np.float32), 128, 0)[:200], 128, 1)[:, :width]
     expected = (codes.astype(np.float32) * wide).astype(ml_dtypes.bfloat16)
-    found = UNPACK(store.read(f"{MODULE}.weight"), "BF16")
+    whole = store.read(f"{MODULE}.weight")
+    found = UNPACK(whole, "BF16")
+    given = MemoryStore({f"{MODULE}.weight": whole})
+    for box in boxes((200, width), grain_of(store, f"{MODULE}.weight"), 9):
+        assert same(store.read(f"{MODULE}.weight", box), given.read(f"{MODULE}.weight", box))
+    short = leaves | {f"{MODULE}.weight_scale_inv": scales[:, :-1]}
+    with pytest.raises(PlanError, match=r"q_proj\.weight_scale_inv: has shape \[2, \d\], expected \[2, \d\]"):
+        opened(Fp8(), short, quantization)
     with pytest.raises(PlanError, match=r"q_proj\.weight: is F8_E4M3 and has no weight_scale_inv"):
         opened(Fp8(), {f"{MODULE}.weight": codes}, quantization)
     np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+    if width > 128 and width % 128:
+        cut = CutTiles(128 // gcd(128, width), width // gcd(128, width))
+        np.testing.assert_array_equal(cut.pack(whole.scales), scales)
+        with pytest.raises(IndexError, match="whose last tile is cut"):
+            cut.box((slice(0, 1), slice(0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +165,11 @@ def test_leaves_that_are_missing_or_strange_are_said(case: str) -> None:
     leaves, _ = source(case)
     with pytest.raises(PlanError, match=r"q_proj\.weight: is no part of its module's format"):
         opened(CASES[case][0], leaves | {f"{MODULE}.weight": np.zeros((96, 160), np.float16)}, CASES[case][1])
+    for stranger in ("foo", "g_idx" if case == "awq" else "qscale"):
+        with pytest.raises(PlanError, match=rf"q_proj\.{stranger}: is no part of its module's format"):
+            opened(CASES[case][0], leaves | {f"{MODULE}.{stranger}": np.zeros(160, np.int32)}, CASES[case][1])
+    bias = {f"{MODULE}.bias": np.zeros(96, np.float16)}
+    assert opened(CASES[case][0], leaves | bias, CASES[case][1]).specs[f"{MODULE}.bias"].shape == (96,)
     del leaves[f"{MODULE}.qweight"]
     with pytest.raises(PlanError, match=r"q_proj\.weight: qweight is missing; a matrix is expected"):
         opened(CASES[case][0], leaves, CASES[case][1])
@@ -178,6 +198,9 @@ def test_quantization_that_nobody_reads_is_not_taken_for_plain_weights() -> None
     config = {"quantization_config": {"quant_method": "gptx"}}
     with pytest.raises(PlanError, match=r"says quant_method 'gptx', which is not read; did you mean 'gptq'"):
         Plain().decode({"w": TensorSpec((2, 2), "F32")}, config)
+    said = r"quantization_config: has bits, group_size, and no quant_method, .* \(read: awq, .*, gptq, modelopt, "
+    with pytest.raises(PlanError, match=said):
+        Plain().decode({"w": TensorSpec((2, 2), "F32")}, {"quantization_config": {"bits": 4, "group_size": 32}})
     with pytest.raises(PlanError, match=r"q_proj\.qweight: is packed by GPTQ or AWQ, and neither"):
         Plain().decode({f"{MODULE}.qweight": TensorSpec((2, 2), "I32")}, {})
 

@@ -14,7 +14,8 @@ from flax import nnx
 
 from pipeline.api import compose_run
 from pipeline.engine import weights_rows
-from pipeline.errors import ConfigError, PlanError, WeightmillError
+from pipeline.errors import ConfigError, PlanError, Problem, WeightmillError
+from pipeline.mesh import Parameter
 from pipeline.planning.memory import plan_run
 from pipeline.reporting import console
 from pipeline.running import text_stream
@@ -41,10 +42,20 @@ def gpt_oss(**config: Any) -> Checkpoint:
 
 
 def problems(checkpoint: Checkpoint) -> dict[str, str]:
-    """Where → what, of everything that stands in the way of loading."""
+    """Where → what, of everything that stands in the way of loading; the plan says the same, before."""
     with pytest.raises(PlanError) as caught:
         model_runs.engine().load(checkpoint)
+    with pytest.raises(PlanError) as planned:
+        model_runs.engine().plan(checkpoint, text=False)
+    assert {*map(_begins, planned.value.problems)} == {*map(_begins, caught.value.problems)}
+    assert all(p.message.endswith("; flow=convert needs no model to run") for p in planned.value.problems)
+    assert planned.value.exit_code == caught.value.exit_code
     return {p.where: p.message for p in caught.value.problems}
+
+
+def _begins(problem: Problem) -> tuple[str, str]:
+    """A problem without all that is allowed, which tables and constructors list each in their order."""
+    return problem.where, problem.message.partition(" (allowed")[0].partition("; flow=")[0]
 
 
 def test_nothing_is_wrong_with_the_toys() -> None:
@@ -65,13 +76,45 @@ def test_all_that_is_wrong_with_tensors_at_once() -> None:
     assert found == {
         "model.layers.1.self_attn.k_proj.weight": found["model.layers.1.self_attn.k_proj.weight"],
         "model.layers.1.self_attn.key_proj.weight": found["model.layers.1.self_attn.key_proj.weight"],
-        "model.layers.0.mlp.down_proj.weight": "has shape (192, 128); config.json makes it (128, 192)",
+        "model.layers.0.mlp.down_proj.weight": (
+            "has shape [192, 128]; config.json makes it [128, 192], "
+            "by hidden_size 128 and intermediate_size 192: it lies transposed"
+        ),
         "model.norm.weight": "is I32; BF16, F16, F32 or a packed encoding is needed",
     }
     missing = found["model.layers.1.self_attn.k_proj.weight"]
     assert missing.startswith("is missing; did you mean 'model.layers.1.self_attn.key_proj.weight'")
     left = found["model.layers.1.self_attn.key_proj.weight"]
     assert left.startswith("no part of the model takes it; did you mean 'model.layers.1.self_attn.k_proj.weight'")
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "tensor", "said"),
+    [
+        ("vocab_size", 60, "model.embed_tokens.weight", "[67, 128]; config.json makes it [60, 128], by vocab_size 60"),
+        ("intermediate_size", 96, "model.layers.0.mlp.up_proj.weight", "makes it [96, 128], by intermediate_size 96"),
+        ("hidden_size", 64, "model.norm.weight", "has shape [128]; config.json makes it [64], by hidden_size 64"),
+        (
+            "num_key_value_heads", 6, "model.layers.0.self_attn.k_proj.weight",
+            "by num_key_value_heads 6 and head_dim 16; and so have 2 more like it",
+        ),
+    ],
+)  # fmt: skip
+def test_shapes_that_config_json_contradicts_name_the_key(key: str, given: int, tensor: str, said: str) -> None:
+    found = problems(llama(**{key: given}))
+    assert said in found[tensor]
+    assert all(key in message for message in found.values())
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (2, "2, and the checkpoint has tensors of 3 layers, among them model.layers.2.input_layernorm.weight"),
+        (4, "4, and the checkpoint has tensors of 3 layers, and no model.layers.3.input_layernorm.weight"),
+    ],
+)
+def test_another_number_of_layers_is_said_once(layers: int, said: str) -> None:
+    assert problems(llama(num_hidden_layers=layers)) == {"config.json num_hidden_layers": said}
 
 
 def test_tensors_that_no_model_reads() -> None:
@@ -107,6 +150,9 @@ class Ties(Llama):
     """Builds what the config does not say, as Gemma does; and as the plan does not know, when `tied` is wrong."""
 
     tied: ClassVar[bool] = True
+
+    def parameters(self, config: Any) -> tuple[Parameter, ...]:
+        return super().parameters({**config, "tie_word_embeddings": self.tied})
 
     def build(self, config: Any, weights: Any, ops: Any, dtype: str) -> Any:
         return super().build({**config, "tie_word_embeddings": True}, weights, ops, dtype)
@@ -160,6 +206,23 @@ def test_experts_of_different_encodings_cannot_be_stacked() -> None:
     [(where, what)] = found.items()
     assert where == f"{layer}.mlp.experts.0.up_proj.weight"
     assert what == "3 tensors are stacked into one, but their encodings differ: BF16, e2m1/32/e8m0"
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (llama, {"hidden_act": 5}, "5 is no str (allowed: silu, swish, gelu, gelu_pytorch_tanh, gelu_new, relu)"),
+        (llama, {"num_attention_heads": "6"}, "'6' is no int"),
+        (gpt_oss, {"num_hidden_layers": "3", "layer_types": ["full_attention"] * 3}, "'3' is no int"),
+        (gpt_oss, {"num_local_experts": "5"}, "'5' is no int"),
+        (gpt_oss, {"hidden_act": []}, "[] is no str (allowed: silu)"),
+        (gpt_oss, {"hidden_size": None}, "is null; a whole number is expected"),
+        (gpt_oss, {"rms_norm_eps": None}, "is null; a number is expected"),
+    ],
+)
+def test_one_mistake_is_one_problem(make: Callable[..., Checkpoint], given: dict[str, Any], said: str) -> None:
+    [(key, _), *_] = given.items()
+    assert problems(make(**given)) == {f"config.json {key}": said}
 
 
 def test_all_that_is_wrong_with_the_config_at_once() -> None:

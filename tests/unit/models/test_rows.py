@@ -25,7 +25,7 @@ def filled(config: dict[str, Any], seed: int = 0) -> tuple[Any, dict[str, np.nda
     shapes = {p.name: p.shape for p in family.parameters(config)}
     weights = Weights({n: TensorSpec(s, "F32") for n, s in shapes.items()})
     model = family.build(config, weights, engine.ops, "float32")
-    assert not weights.check()
+    assert not weights.check(config)
     rng = np.random.default_rng(seed)
     values = {n: rng.standard_normal(s).astype(np.float32) * 0.3 for n, s in shapes.items()}
     for param in params_of(model):

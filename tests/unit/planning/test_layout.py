@@ -245,4 +245,4 @@ def test_a_checkpoint_that_is_not_this_model() -> None:
     specs["model.layers.0.norm"] = TensorSpec((EMBED + 1,), "BF16")
     said = problems(SINGLE, layer(), specs)
     assert "is missing; did you mean 'embeds'?" in said["embed"]
-    assert said["model.layers.0.norm"] == "has shape (97,); config.json makes it (96,)"
+    assert said["model.layers.0.norm"] == "has shape [97]; config.json makes it [96]"

@@ -13,6 +13,7 @@ from pipeline.digest import described
 from pipeline.engine import NOTHING, Against, Score, Usage, Windows
 from pipeline.planning.identity import node_keys
 from pipeline.planning.wiring import make_plan
+from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import run_stage
 from pipeline.stage import Checkpoint, Context, Footprint
@@ -117,6 +118,15 @@ def evaluated(
     folder: Path, *, by: float = 1.0, engine: Fake | None = None, text: str = "t.txt", origin: str = "", **windows: int
 ) -> list[str]:
     """Which models an evaluation loads."""
+    before = len(loads)
+    evaluation(folder, by=by, engine=engine, text=text, origin=origin, **windows)
+    return loads[before:]
+
+
+def evaluation(
+    folder: Path, *, by: float = 1.0, engine: Fake | None = None, text: str = "t.txt", origin: str = "", **windows: int
+) -> Evaluated:
+    """What it finds."""
     (folder / text).touch()
     if not (folder / text).read_text():
         (folder / text).write_text("The people")
@@ -127,14 +137,13 @@ def evaluated(
     assert not plan.problems
     node = plan.nodes["evaluate"]
     inputs = [plan.nodes[source].result for source in node.inputs.values()]
-    before = len(loads)
     made = run_stage(
         "evaluate", evaluate, None, plan.context, None, plan.inputs, tuple(node.inputs), Evaluated,
         node_keys(run, plan), *inputs,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(made.value, Evaluated)
     titles.extend(table.title for table in made.value.tables)
-    return loads[before:]
+    return made.value
 
 
 def test_one_baseline_for_all_that_quantize_the_same(tmp_path: Path) -> None:
@@ -177,3 +186,23 @@ def test_one_head_for_all_texts_and_windows_of_a_model(tmp_path: Path) -> None:
     evaluated(tmp_path, by=2.0)
     assert heads == ["head.npz", "head.npz"]
     assert head.read_bytes() == b"the head"
+
+
+@pytest.mark.parametrize(("nll", "shown"), [(float("nan"), "nan"), (float("inf"), "inf"), (1e4, "inf"), (1.5, "")])
+def test_a_model_that_gives_no_number_is_warned_of(
+    nll: float, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs and in a table; a perplexity that no double holds is infinite, and no error."""
+    score = Model.score
+
+    def broken(self: Model, ids: Any, windows: Windows, *, keep: Path | None, against: Against | None) -> Score:
+        return replace(score(self, ids, windows, keep=keep, against=against), nll=nll if against else 1.5)
+
+    monkeypatch.setattr(Model, "score", broken)
+    said: list[str] = []
+    with text_stream.to(said.append):
+        found = evaluation(tmp_path)
+    text = f"t.txt: the model has a perplexity of {shown}: look for NaN and infinity in its weights"
+    assert [t.rows for t in found.tables if t.title == "Warnings"] == ([((text,),)] if shown else [])
+    assert (f"warning: {text}" in "".join(said)) == bool(shown)
+    assert str(found.figures["perplexity"]) == (shown or "4.482")

@@ -1,5 +1,7 @@
 """Values are rounded once, where they are written: packed and wide sources on the way to fp32, fp16 and codes."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,28 @@ def test_what_is_rounded_unasked_is_said(sources: dict[str, Path], tmp_path: Pat
     assert "and 7 more (F32 in the source) rounded to bf16; stages.decode.dtype=keep leaves them as they are" in text
     assert "rounded" not in str([chosen(asked), chosen(kept)])
     assert {s.dtype for s in kept.works["export"].store.specs.values()} == {"F32"}
+
+
+def test_packed_values_that_the_source_states_as_fp16_and_become_bf16_are_said(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """As GPTQ's and AWQ's are, whose scales are fp16: where they are unpacked, unless export.dtype says to what."""
+    half = tmp_path / "half"
+    shutil.copytree(sources["packed"], half)
+    config = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
+    given = ["+model=llama", f"model.source={half}", f"paths.run={tmp_path}/run", "flow=convert"]
+    words = "(int8/row/f32 of F16 in the source) rounded to bf16; export.dtype=fp16 or fp32 has more digits"
+    for more, said in (
+        (["quant=none"], True),
+        (["quant=none", "stages.decode.dtype=keep"], True),
+        (["quant=none", "export.dtype=fp16"], False),
+        (["quant=none", "export.dtype=bf16"], False),
+        ([], False),
+    ):
+        plan = pipeline.plan([*given, *more]).plan
+        assert not plan.problems
+        assert (words in chosen(plan)["export"]) == said, more
 
 
 def test_what_is_not_asked_for_wider_is_bf16(sources: dict[str, Path], tmp_path: Path) -> None:

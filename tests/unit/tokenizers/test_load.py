@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,22 @@ def test_what_ends_a_generation():
     assert load_tokenizer(bpe(), {}).eos == ()
     with pytest.raises(SourceError, match="x: eos_token_id should be ids, has 'end'"):
         load_tokenizer(bpe(), {"eos_token_id": ["end"]}, "x")
+
+
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
+def test_ids_that_cannot_be_are_refused_by_the_plan_too(key: str):
+    """By the file that says so; as ids of the model's vocabulary, which config.json says."""
+    for given, said in (
+        (67, "has 67, and the model knows 67 tokens (config.json vocab_size): ids from 0 to 66"),
+        ("</s>", "should be ids, has '</s>'"),
+        ([2, "x"], "should be ids, has 'x'"),
+        (-1, "should be ids, has -1"),
+    ):
+        files, config = bpe(generation_config={key: given}), {"vocab_size": 67}
+        for look in (Auto().check, Auto().load):
+            with pytest.raises(SourceError, match=re.escape(f"generation_config.json: {key} {said}")):
+                look(Checkpoint(MemoryStore({}), config, files=files))
+    Auto().check(Checkpoint(MemoryStore({}), {"vocab_size": 67}, files=bpe(generation_config={key: 66})))
 
 
 def test_what_begins_a_text():
