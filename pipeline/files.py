@@ -221,7 +221,11 @@ def write_json(path: Path, value: Any) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
         text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
