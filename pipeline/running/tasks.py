@@ -399,9 +399,11 @@ def do_chunks(
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
     unchanged(*inputs)
-    with rooms.reused():
-        result = work.finish(records)
-    rooms.let_go()
+    try:
+        with rooms.reused():
+            result = work.finish(records)
+    finally:
+        rooms.let_go()
     unchanged(*inputs)  # companions are copied in `finish`
     return result
 
