@@ -18,6 +18,7 @@ import optax
 from flax import nnx
 
 from pipeline import gained, meter
+from pipeline.arrays import save
 from pipeline.errors import ConfigError
 from pipeline.learned import REPORT, arrays_of
 from pipeline.running.progress import Progress
@@ -96,10 +97,7 @@ def reconstruct(
                 arrays |= arrays_of(name, q, _with(gain, checkpoint, name, w, engine.unpack(q, "F32")))
         _save(_hidden(folder, i + 1, "was"), wanted)
         _save(_hidden(folder, i + 1, "is"), after)
-        part = _learned(folder, i).with_suffix(".partial")
-        with part.open("wb") as file:
-            np.savez(file, **arrays)
-        part.replace(_learned(folder, i))
+        save(_learned(folder, i), arrays)
         for which in ("was", "is"):
             _hidden(folder, i, which).unlink()
     for which in ("was", "is"):
@@ -116,10 +114,7 @@ def _hidden(folder: Path, block: int, which: str) -> Path:
 
 
 def _save(path: Path, array: Any) -> None:
-    part = path.with_suffix(".partial")
-    with part.open("wb") as file:
-        np.save(file, array)
-    part.replace(path)
+    save(path, array)
     meter.on_disk(sum(p.stat().st_size for p in path.parent.glob("hidden.*.npy")))
 
 
