@@ -21,6 +21,7 @@ from pipeline import gained, meter
 from pipeline.arrays import save
 from pipeline.errors import ConfigError
 from pipeline.learned import REPORT, arrays_of
+from pipeline.running import text_stream
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -70,6 +71,8 @@ def reconstruct(
         raise ConfigError(f"calibrate.reconstruct: {text}; calibrate.windows.tokens has more")
     blocks = list(model.layers)
     done = next((i for i in range(len(blocks)) if not _learned(folder, i).is_file()), len(blocks))
+    if done:
+        text_stream.write(f"reconstruct: going on after block {done} of {len(blocks)}\n")
     going = Progress("reconstructing", len(blocks) * how.updates, "updates", done=done * how.updates)
     if done == 0:
         _save(_hidden(folder, 0, "was"), _embedded(model, checkpoint, load, tokens, batch))
