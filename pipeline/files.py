@@ -102,6 +102,43 @@ def of_source(what: str) -> Iterator[None]:
         raise SourceError(f"{what}: {e.strerror or e}{where}") from e
 
 
+@contextmanager
+def of_storage(path: Path) -> Iterator[None]:
+    """Whatever the file system says while `path` is written is said of it, with the space that is left.
+
+    Raises:
+        StorageError: for every OSError.
+    """
+    try:
+        yield
+    except OSError as e:
+        raise storage_error(f"{spoken(path)}: cannot be written", e, path.parent) from e
+
+
+def storage_error(what: str, cause: OSError, path: Path) -> StorageError:
+    """What was tried, why it failed, and the space left on the file system of `path`."""
+    try:
+        free = f"{shutil.disk_usage(path).free:,} bytes are free there"
+    except OSError:
+        free = "free space unknown"
+    return StorageError(f"{what}: {cause.strerror or cause} ({free})")
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Give the file its size and its blocks; only the size where the file system cannot reserve blocks.
+
+    Raises:
+        OSError: there is no room for them.
+    """
+    try:
+        if nbytes:
+            os.posix_fallocate(fd, 0, nbytes)
+    except OSError as e:
+        if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(fd, nbytes)
+
+
 def placed(text: str) -> Path:
     """The absolute path that somebody typed, `~` expanded where somebody's home is meant.
 
@@ -221,7 +258,11 @@ def write_json(path: Path, value: Any) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
         text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import meter
+from pipeline.arrays import save
 from pipeline.calibration import LinearStatistics, Multiplied, Smoother
 from pipeline.errors import PlanError, Problem, StageError
 from pipeline.files import read_whole, write_json
@@ -85,7 +86,7 @@ class Smooth:
                 arrays |= {f"{one.source}/{what}": of[what] for what in of.files if what != "report"}
                 report[one.source] = json.loads(str(of["report"]))
             going.add(size)
-        np.savez(ctx.folder / FACTORS, **arrays)
+        save(ctx.folder / FACTORS, arrays)
         meter.wrote((ctx.folder / FACTORS).stat().st_size)
         write_json(ctx.folder / REPORT, report)
         return self.reopen(ctx.folder, checkpoint)
@@ -139,10 +140,7 @@ class Smooth:
         if len(spec.shape) == 1:
             norm, arrays["factors"] = settled(said.factors, self._values(checkpoint, one.source), plus_one=one.plus_one)
             arrays["norm"] = norm.astype(np.float32)
-        part = kept.with_suffix(".partial")
-        with part.open("wb") as file:
-            np.savez(file, report=json.dumps({"loss": said.loss, **said.said}), **arrays)
-        part.replace(kept)
+        save(kept, {"report": json.dumps({"loss": said.loss, **said.said}), **arrays})
 
     def _multiplied(self, checkpoint: Checkpoint, name: str, method: Method) -> Iterator[Multiplied]:
         """A matrix, or of a tensor of experts each."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline import meter, texts
+from pipeline.arrays import save
 from pipeline.engine import Engine, Windows, observer
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.learned import Learned, arrays_of
@@ -118,10 +119,7 @@ class Successive:
                     q = _read(by.store, name, going)
                 arrays |= arrays_of(name, q, of.gains.get(name))
             file = f"blocks.{block}.{part}.npz"
-            unfinished = (folder / file).with_suffix(".partial")
-            with unfinished.open("wb") as into:
-                np.savez(into, **arrays)
-            unfinished.replace(folder / file)
+            save(folder / file, arrays)
             return self._coded(replace(checkpoint, learned=Learned(folder, dict.fromkeys(group, file))), found)
 
         observer(self.engine)(

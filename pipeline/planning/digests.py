@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.digest import InputFile
 from pipeline.errors import SourceError, StorageError
-from pipeline.files import cache_folder, read_whole, write_json
+from pipeline.files import cache_folder, read_whole, write_over
 
 MOST = 20_000  # files; those that were added first go first
 
@@ -33,9 +33,8 @@ class Digests:
         new = {str(file.path): (_stamp(file), digest) for file, digest in found}
         if not new.items() <= self._known.items():
             self._known = dict([*Digests(self._kept)._known.items(), *new.items()][-MOST:])
-            with suppress(StorageError, OSError):
-                self._kept.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._kept, self._known)
+            with suppress(StorageError):
+                write_over(self._kept, json.dumps(self._known).encode())
 
 
 def _stamp(file: InputFile) -> list[int]:

@@ -15,7 +15,8 @@ from math import log
 from pathlib import Path
 from statistics import median
 
-from pipeline.files import cache_folder
+from pipeline.errors import StorageError
+from pipeline.files import cache_folder, write_over
 
 MOST_KINDS = 500  # those not measured for longest go first
 LAST = 3  # measurements of the same that are kept
@@ -100,13 +101,11 @@ class Rates:
         except (OSError, ValueError, TypeError, KeyError):
             machines = {}
         machines = {**machines} if isinstance(machines, Mapping) else {}
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        text = json.dumps({"version": VERSION, "machines": {**machines, machine(): self.kinds}})
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"version": VERSION, "machines": {**machines, machine(): self.kinds}}))
-            partial.replace(path)
-        except OSError as why:
-            return f"{path}: the rates of this machine cannot be kept: {why.strerror}"
+            write_over(path, text.encode())
+        except StorageError as why:
+            return f"the rates of this machine cannot be kept: {why}"
         return None
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pipeline import meter
+from pipeline import arrays, meter
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -73,7 +73,7 @@ def _look(
     every = max(1, (count // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
     step, told = program(model, block, layer, hessian=hessian, every=every)
     sums, spilled = Sums(), list[Spilled]()
-    with saved(hidden_file(folder, layer + 1), before.shape, before.dtype) as after:
+    with arrays.filled(hidden_file(folder, layer + 1), before.shape, before.dtype) as after:
         for at, (y, found, routed) in spread(step, model, block, before, batch, devices):
             sums.add(found)
             after[at : at + batch] = bits(y)
@@ -88,7 +88,7 @@ def _look(
         for seen, of in zip(told.routed, spilled, strict=True):
             statistics |= experts(seen, of.x, of.live, held, hessians, samples, devices=devices)
             of.gone()
-        save_arrays(folder / f"{STEM}.{layer}.npz", statistics)
+        arrays.save(folder / f"{STEM}.{layer}.npz", statistics)
 
 
 STEM = "layers"
@@ -119,7 +119,7 @@ def begun(
             embed = jax.jit(lambda leaf, part: embedded(model, leaf, part))
             leaf = model.embed_tokens.get_value()
             shape, kind = (*tokens.shape, leaf.shape[-1]), np.float32 if model.dtype == "float32" else np.uint16
-            with saved(hidden_file(folder, 0), shape, kind) as into:
+            with arrays.filled(hidden_file(folder, 0), shape, kind) as into:
                 for at in starts(tokens, batch):
                     into[at : at + batch] = bits(embed(leaf, tokens[at : at + batch]))
     return model, load, tokens, max(done, 0)
@@ -170,22 +170,12 @@ def bits(array: Any) -> Any:
     return array if array.dtype == np.float32 else array.view(np.uint16)
 
 
-@contextmanager
-def saved(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Any]:
-    """An array to be filled: a file that is there is whole."""
-    partial_path = path.with_suffix(".partial")
-    array = np.lib.format.open_memmap(partial_path, "w+", dtype, shape)
-    yield array
-    array.flush()
-    partial_path.replace(path)
-
-
 class Spilled:
     """What one mixture of a block is given, on disk until its experts are looked at."""
 
     def __init__(self, folder: Path, number: int, rows: int, x: Any, live: Any):
         self._path, self._at = folder / f"routed.{number}.npy", 0
-        self._bits = np.lib.format.open_memmap(self._path, "w+", bits(x).dtype, (rows, x.shape[1]))
+        self._bits = arrays.mapped(self._path, (rows, x.shape[1]), bits(x).dtype)
         self.x, self.live = self._bits.view(x.dtype), np.zeros((rows, live.shape[1]), np.bool_)
 
     def add(self, x: Any, live: Any) -> None:
@@ -196,13 +186,6 @@ class Spilled:
 
     def gone(self) -> None:
         self._path.unlink()
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    partial_path = path.with_suffix(".partial")
-    with partial_path.open("wb") as file:
-        np.savez(file, **arrays)
-    partial_path.replace(path)
 
 
 @contextmanager

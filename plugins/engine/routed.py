@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.files import of_storage
 from pipeline.tensors.qtensor import QTensor
 from plugins.kernels.dequantize.traced import decode
 
@@ -61,7 +62,7 @@ class Hessians:
         mapping would keep all of it in memory until the system wants that."""
         name = f"{self._stem}.hessian.{self._count}.npy"
         self._count += 1
-        with (self._folder / name).open("wb") as file:
+        with of_storage(self._folder / name), (self._folder / name).open("wb") as file:
             head = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, head)
             yield name, file

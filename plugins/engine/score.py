@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from pipeline import tracing
+from pipeline import arrays, tracing
 from pipeline.digest import identity
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError
+from pipeline.files import of_storage
 from pipeline.running.progress import Progress
 from plugins.engine.runtime import Runtime
 from plugins.engine.sizes import LOGITS_NBYTES
@@ -93,8 +94,9 @@ class Kept:
         self.count, self.dtype = 0, ""
 
     def __enter__(self) -> "Kept":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.archive = zipfile.ZipFile(self.partial, "w", zipfile.ZIP_STORED)
+        with of_storage(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.archive = zipfile.ZipFile(self.partial, "w", zipfile.ZIP_STORED)
         return self
 
     def add(self, hidden: Any) -> None:
@@ -105,11 +107,12 @@ class Kept:
     def finish(self) -> None:
         """Everything was added: the file comes to be."""
         self._write("dtype", np.array(self.dtype))
-        self.archive.close()
-        self.partial.replace(self.path)
+        with of_storage(self.path):
+            self.archive.close()
+            self.partial.replace(self.path)
 
     def _write(self, name: str, array: Any) -> None:
-        with self.archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        with of_storage(self.path), self.archive.open(f"{name}.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
 
     def __exit__(self, *_: Any) -> None:
@@ -144,8 +147,7 @@ def keep_head(runtime: Runtime, path: Path | None) -> str:
     head, softcap = runtime.head()
     parts = {"head": _bits(head), "dtype": np.array(str(head.dtype)), "softcap": np.float32(softcap or 0)}
     if path is not None and (runtime.spread is None or jax.process_index() == 0):
-        with path.open("wb") as file:
-            np.savez(file, **parts)
+        arrays.save(path, parts)
     body: Any = np.ascontiguousarray(parts["head"]).reshape(-1).view(np.uint8)
     return identity([str(head.dtype), list(head.shape), softcap, xxhash.xxh3_128_hexdigest(body)])
 

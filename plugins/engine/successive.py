@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pipeline import arrays
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 from plugins.engine.load import parameters
@@ -31,8 +32,6 @@ from plugins.engine.observe import (
     on_device,
     outlined,
     program,
-    save_arrays,
-    saved,
     spread,
 )
 from plugins.engine.routed import Hessians, experts
@@ -79,7 +78,7 @@ def successive(
 def _run(model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path, devices: Sequence[Any]) -> None:
     """Write what a block gives, as it is now; of its weights nothing is held afterwards."""
     step, _ = program(model, block, layer, hessian=False, every=0, only=())
-    with saved(hidden_file(folder, layer + 1), states.shape, states.dtype) as after:
+    with arrays.filled(hidden_file(folder, layer + 1), states.shape, states.dtype) as after:
         for at, (y, *_) in spread(step, model, block, states, batch, devices):
             after[at : at + batch] = bits(y)
 
@@ -134,4 +133,4 @@ def _look(
     for seen, of in zip(mine, spilled, strict=True):
         statistics |= experts(seen, of.x, of.live, held, hessians, 0, devices=devices, only=group)
         of.gone()
-    save_arrays(folder / f"{STEM}.npz", statistics)
+    arrays.save(folder / f"{STEM}.npz", statistics)

@@ -18,8 +18,10 @@ import optax
 from flax import nnx
 
 from pipeline import gained, meter
+from pipeline.arrays import save
 from pipeline.errors import ConfigError
 from pipeline.learned import REPORT, arrays_of
+from pipeline.running import text_stream
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -72,6 +74,8 @@ def reconstruct(
         raise ConfigError(f"calibrate.reconstruct.batch={how.batch}: {text}")
     blocks = list(model.layers)
     done = next((i for i in range(len(blocks)) if not _learned(folder, i).is_file()), len(blocks))
+    if done:
+        text_stream.write(f"reconstruct: going on after block {done} of {len(blocks)}\n")
     going = Progress("reconstructing", len(blocks) * how.updates, "updates", done=done * how.updates)
     if done == 0:
         _save(_hidden(folder, 0, "was"), _embedded(model, checkpoint, load, tokens, batch))
@@ -99,10 +103,7 @@ def reconstruct(
                 arrays |= arrays_of(name, q, _with(gain, checkpoint, name, w, engine.unpack(q, "F32")))
         _save(_hidden(folder, i + 1, "was"), wanted)
         _save(_hidden(folder, i + 1, "is"), after)
-        part = _learned(folder, i).with_suffix(".partial")
-        with part.open("wb") as file:
-            np.savez(file, **arrays)
-        part.replace(_learned(folder, i))
+        save(_learned(folder, i), arrays)
         for which in ("was", "is"):
             _hidden(folder, i, which).unlink()
     for which in ("was", "is"):
@@ -119,10 +120,7 @@ def _hidden(folder: Path, block: int, which: str) -> Path:
 
 
 def _save(path: Path, array: Any) -> None:
-    part = path.with_suffix(".partial")
-    with part.open("wb") as file:
-        np.save(file, array)
-    part.replace(path)
+    save(path, array)
     meter.on_disk(sum(p.stat().st_size for p in path.parent.glob("hidden.*.npy")))
 
 

@@ -90,11 +90,11 @@ class Found:
     Attributes:
         parameters: name → float32 master.
         step: updates that they have had.
-        loss: of the last updates, the mean of a tenth of them.
+        loss: of the last tenth of all updates, those of earlier tries too, the mean.
         progress: what came of it.
         stopped: why it ended before the last update; empty: it did not.
-        seconds: of the updates of this process but its first, which is compiled meanwhile; `began`, how many there
-            were before it.
+        seconds: of the updates of this process but its first, which is compiled meanwhile; `made`, how many it made in
+            all, and `began`, how many there were before it.
         repeated: these seconds with those of evaluations, and how many updates that is.
         rows: of metrics, those of earlier tries too.
     """
@@ -105,6 +105,7 @@ class Found:
     progress: Progress
     stopped: str
     seconds: float
+    made: int
     began: int
     repeated: tuple[float, float]
     rows: Sequence[Mapping[str, Any]]
@@ -239,12 +240,12 @@ class _Run:
         began = step = int(self.state["step"])
         if not step:
             self._look(0)
-        saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
+        saved, spent, stopped = time.monotonic(), 0.0, ""
         for before, batch in self.loop.batches(began):
             self.line.begin()
             start = tracing.clock() if tracing.active else 0.0
             self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, programs.taught)
-            losses.append(self._row(before, dict(jax.device_get(figures))))
+            self._row(before, dict(jax.device_get(figures)))
             step = before + 1
             if start:
                 tracing.done("update", "execute", start, step=step)
@@ -258,19 +259,20 @@ class _Run:
             if not last and (due or (plan.save.every and step % plan.save.every == 0)):
                 self._save(step)
                 saved = time.monotonic()
-        parameters = self.state["parameters"]
+        parameters, made = self.state["parameters"], step - began
         if self.best is not None and progress.best is not None and progress.best_step != step:
             self.best.wait()
             if (found := self.best.latest(parameters)) is not None:
                 parameters, step = found[0], progress.best_step
+        losses = [row["loss"] for row in self.metrics.rows if row["kind"] == "train"]
         tail = losses[-max(1, len(losses) // 10) :]
         loss = float(np.mean(tail)) if tail else float("nan")
         looked = self._looked[1:]  # the first is compiled meanwhile
-        repeated = spent + sum(looked), max(0, len(losses) - 1) + len(looked) * plan.look_share
-        return Found(parameters, step, loss, progress, stopped, spent, began, repeated, self.metrics.rows)
+        repeated = spent + sum(looked), max(0, made - 1) + len(looked) * plan.look_share
+        return Found(parameters, step, loss, progress, stopped, spent, made, began, repeated, self.metrics.rows)
 
-    def _row(self, before: int, figures: dict[str, Any]) -> float:
-        """Write down what the update after `before` others was like; returns its loss.
+    def _row(self, before: int, figures: dict[str, Any]) -> None:
+        """Write down what the update after `before` others was like.
 
         Raises:
             StageError: it is not finite, or a gradient is not.
@@ -281,17 +283,20 @@ class _Run:
         )
         numbers, groups = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}, self.loop.plan.look.groups
         said = numbers | norms_of(groups, norms, "gradient") | norms_of(groups, changes, "update")
-        speed = self.line.update(before + 1, numbers, amount)
+        speed, nbytes = self.line.update(before + 1, numbers, amount), self.metrics.nbytes
         self.metrics.row("train", step=before + 1, **said, **{self.loop.unit: amount}, **speed)
         if not (isfinite(numbers["loss"]) and isfinite(numbers["gradient_norm"])):
-            self._not_finite(before, numbers, norms)
+            self._not_finite(before, numbers, norms, nbytes)
         self.progress.amount += amount
-        return numbers["loss"]
 
-    def _not_finite(self, before: int, numbers: Mapping[str, float], norms: Mapping[str, float]) -> None:
+    def _not_finite(self, before: int, numbers: Mapping[str, float], norms: Mapping[str, float], nbytes: int) -> None:
+        """
+        Args:
+            nbytes: of the rows before this update's, which whoever goes on makes again.
+        """
         kept = ""
         if self.saves is not None:  # the step has left the state as it was before
-            self._save(before)
+            self._save(before, nbytes)
             self.saves.wait()
             member.agreed()  # all have; who hears of this ends those that have not
             kept = f"; the state after update {before} is kept in {self.saves.folder}"
@@ -329,9 +334,13 @@ class _Run:
             tracing.done("evaluate", "execute", start, self._looked[-1], step=step)
         return plan.look.patience is None or progress.worse < plan.look.patience
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, nbytes: int | None = None) -> None:
+        """
+        Args:
+            nbytes: of the rows that belong to the state; None: all that there are.
+        """
         if self.saves is not None:
-            self.progress.metrics_nbytes = self.metrics.nbytes
+            self.progress.metrics_nbytes = self.metrics.nbytes if nbytes is None else nbytes
             if self.best is not None:
                 self.best.wait()  # what a state calls the best is there
             self.saves.save(step, self.state, asdict(self.progress))

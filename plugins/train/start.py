@@ -250,9 +250,8 @@ def report(found: Found, loop: Loop) -> dict[str, Any]:
     for name, value in progress.shown.items():
         figures[f"held-out {name}"] = Figure(value, form=".4f", better=better(name))
         rows.append((f"held-out {name} after", Figure(value, form=".4f", better=better(name))))
-    updates = found.step - found.began - 1
-    if found.seconds > 0 and updates > 0:
-        rows.append(("an update", Figure(found.seconds / updates, "s", ".3f", "lower")))
+    if found.seconds > 0 and found.made > 1:
+        rows.append(("an update", Figure(found.seconds / (found.made - 1), "s", ".3f", "lower")))
     if found.stopped:
         rows.append(("stopped early", found.stopped))
     said = {

@@ -76,8 +76,8 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
     grounds |= {name: {"quantized tensors": quantized} for name in error_figures(lost)}
     if timed:
         metrics |= times(run, manifest)
-        taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
-        grounds[WHOLE] = {"work taken over from earlier runs": taken}
+    taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
+    grounds[WHOLE] = {"work taken over from earlier runs": taken}
     grounds["size"] = {"number of weights": manifest.get("nbytes_bf16")}
     errors = {
         (str(row["name"]), str(row.get("encoding", ""))): stats_of(row)

@@ -168,9 +168,10 @@ def _best(runs: Sequence[Told], name: str) -> list[str]:
     if len({figure.value for figure, _ in found}) < 2:
         return []
     figure, run = (max if found[0][0].better == "higher" else min)(found, key=lambda one: one[0].value)
+    alike = [one.label for other, one in found if other.value == figure.value]
     then = before(run).get(name)
-    was = f", {shown(then)} before" if then is not None else ""
-    return [f"Best {name}: {run.label} ({shown(figure)}{was})."]
+    was = f", {shown(then)} before" if then is not None and len(alike) == 1 else ""
+    return [f"Best {name}: {some(alike)} ({shown(figure)}{was})."]
 
 
 def _not_ranked(other: Mapping[str, Sequence[str]]) -> list[str]:

@@ -75,8 +75,8 @@ def _cards(runs: Sequence[Told], other: Mapping[str, Sequence[str]]) -> list[Car
         found = [(r.metrics[name], r.label) for r in runs if finite(r.metrics.get(name)) is not None]
         better = found[0][0].better if found else ""
         if better and len({f.value for f, _ in found}) > 1 and len(cards) < 7:
-            best = (min if better == "lower" else max)(found, key=lambda one: one[0].value)
-            cards.append(Card(f"best {name}", best[0], best[1]))
+            best, _ = (min if better == "lower" else max)(found, key=lambda one: one[0].value)
+            cards.append(Card(f"best {name}", best, some([label for f, label in found if f.value == best.value])))
     return cards
 
 

@@ -13,12 +13,13 @@ from pipeline.figures import Figure, SoFar
 from pipeline.files import read_whole
 from pipeline.records.run import DESCRIPTION, Run, key_of
 from pipeline.redact import hide, tree
-from pipeline.reporting.compare.measures import Measured, apart, measured
+from pipeline.reporting.compare.measures import WHOLE, Measured, apart, measured
 from pipeline.reporting.html.overrides import said_by
 from pipeline.reporting.manifest import Report
 from pipeline.tensors.spec import UNQUANTIZED, called
 
-BESIDE = ("sqnr", "rmse", "max_abs", "time")  # metrics that no stage's figures have
+TIME = "time"  # what a run took, which comparisons call `WHOLE`
+BESIDE = ("sqnr", "rmse", "max_abs", TIME)  # metrics that no stage's figures have
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Told:
     @cached_property
     def metrics(self) -> dict[str, Figure]:
         """By name, each with what is better, as far as anybody knows."""
-        time = {"time": Figure(self.run.seconds, "s", ".1f", "lower")} if self.run.seconds is not None else {}
+        time = {TIME: Figure(self.run.seconds, "s", ".1f", "lower")} if self.run.seconds is not None else {}
         found = {**self.measured.metrics, **time}
         return found if self.run.state == "complete" else {name: SoFar.of(f) for name, f in found.items()}
 
@@ -99,7 +100,8 @@ def incomparable(runs: Sequence[Told]) -> dict[str, list[str]]:
     none of their values is better than another."""
     found: dict[str, dict[str, None]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
-        first, *rest = (run.measured.grounds.get(name, {}) for run in runs if name in run.metrics)
+        ground = WHOLE if name == TIME else name
+        first, *rest = (run.measured.grounds.get(ground, {}) for run in runs if name in run.metrics)
         for other in rest:
             found.setdefault(name, {}).update(dict.fromkeys(apart(first, other)))
     return {name: list(what) for name, what in found.items() if what}

@@ -10,14 +10,14 @@ moment.
 
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import SourceError, StorageError
+from pipeline.errors import SourceError
+from pipeline.files import storage_error
 from pipeline.tensors import rooms
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, normalize
@@ -157,15 +157,6 @@ def write_bytes(fd: int, at: int, data: memoryview, where: str) -> None:
             done += os.pwrite(fd, data[done : done + WRITE_NBYTES], at + done)
         except OSError as e:
             raise storage_error(f"{where}: writing {total} bytes at byte {at}", e, Path(f"/proc/self/fd/{fd}")) from e
-
-
-def storage_error(what: str, cause: OSError, path: Path) -> StorageError:
-    """What was tried, why it failed, and the space left on the file system of `path`."""
-    try:
-        free = f"{shutil.disk_usage(path).free:,} bytes are free there"
-    except OSError:
-        free = "free space unknown"
-    return StorageError(f"{what}: {cause.strerror} ({free})")
 
 
 def _starts(at: int, levels: Sequence[Level]) -> Sequence[int]:

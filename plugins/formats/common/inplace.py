@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, StorageError
+from pipeline.files import allocate, storage_error
 from pipeline.formats import FilePlan, Layout
 from pipeline.places import write_back
 from pipeline.tensors.store import Index
-from plugins.formats.common.boxes import read_box, storage_error, write_box, write_bytes
+from plugins.formats.common.boxes import read_box, write_box, write_bytes
 
 WRITE_BACK_NBYTES = 1 << 20  # what is less waits for the next that is not, or for the end
 
@@ -89,22 +90,11 @@ def _begin_file(path: Path, plan: FilePlan) -> None:
         if os.fstat(fd).st_size != plan.nbytes:
             try:
                 os.ftruncate(fd, 0)  # nothing of another layout may show through
-                _allocate(fd, plan.nbytes)
+                allocate(fd, plan.nbytes)
             except OSError as e:
                 os.unlink(path)
                 raise storage_error(f"{path}: reserving {plan.nbytes:,} bytes", e, path.parent) from e
         write_bytes(fd, 0, memoryview(plan.prefix), str(path))
-
-
-def _allocate(fd: int, nbytes: int) -> None:
-    """Give the file its size and its blocks; only the size where the file system cannot reserve blocks."""
-    try:
-        if nbytes:
-            os.posix_fallocate(fd, 0, nbytes)
-    except OSError as e:
-        if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        os.ftruncate(fd, nbytes)
 
 
 @contextmanager

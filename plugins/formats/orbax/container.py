@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
-from pipeline.files import exists, is_inner, opened
+from pipeline.files import exists, is_inner, opened, storage_error
 from pipeline.formats import FilePlan, Layout, Leaves, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.common.boxes import storage_error
 from plugins.formats.common.filestore import FileLeaves, Stamp
 from plugins.formats.common.inplace import InPlace
 from plugins.formats.common.leafspecs import leaf_problems

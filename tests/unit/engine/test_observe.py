@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pipeline import meter
+from pipeline import arrays, meter
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
@@ -71,17 +71,17 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     assert [*wanted] == [
         f"layers.{i}.{what}" for i in (0, 1) for what in (*(f"hessian.{k}.npy" for k in range(5)), "npz")
     ]
-    save, saved = observe.save_arrays, []
+    save, saved = arrays.save, []
 
-    def killed(path: Path, arrays: Any) -> None:
+    def killed(path: Path, what: Any) -> None:
         if path.name == "layers.1.npz":
             raise KeyboardInterrupt
-        save(path, arrays)
+        save(path, what)
 
-    monkeypatch.setattr(observe, "save_arrays", killed)
+    monkeypatch.setattr(arrays, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         observed(tmp_path / "killed")
-    monkeypatch.setattr(observe, "save_arrays", lambda path, arrays: (saved.append(path.name), save(path, arrays)))
+    monkeypatch.setattr(arrays, "save", lambda path, what: (saved.append(path.name), save(path, what)))
     assert observed(tmp_path / "killed") == wanted
     assert saved == ["layers.1.npz"]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine import Against
+from pipeline.errors import StorageError
 from plugins.engine.score import Baseline, Kept, keep_head
 
 HEAD = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -59,6 +60,6 @@ def test_what_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setattr(np.lib.format, "write_array", full)
             kept.add(hidden(1))
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageError, match="No space"):
         keep()
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Time: nothing is known of what was never measured; what was is at its own rate, by size, on this machine."""
 
 import json
+import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.digest import stamped
 from pipeline.planning import rates as rates_module
+from pipeline.planning.digests import Digests
 from pipeline.planning.rates import MOST_KINDS, Rates
 from pipeline.planning.time import learn, parts, time_plan
 from pipeline.planning.wiring import Plan, make_plan
@@ -236,6 +239,20 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     said = Rates().save(tmp_path / "file" / "rates.json")
     assert said is not None
     assert "cannot be kept" in said
+
+
+def test_what_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE is a disk that is full; each try of each process would leave a file there otherwise."""
+    (tmp_path / "input").write_text("content")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        said = Rates().save(tmp_path / "rates.json")
+        Digests(tmp_path / "inputs.json").add([(stamped(tmp_path / "input"), "0" * 32)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["input"]
 
 
 def test_the_table_stays_small(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_json_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StorageError, match="No space"):
         write_json(path, {"ü": 2})
     assert json.loads(path.read_bytes()) == {"ü": 1}
-    assert os.listdir(tmp_path)
+    assert os.listdir(tmp_path) == ["m.json"]
 
 
 def test_json_shows_no_escape_sequence_and_keeps_every_name(tmp_path):

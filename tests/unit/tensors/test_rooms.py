@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from pipeline.errors import StorageError
+from pipeline.running.tasks import finish
 from pipeline.tensors import rooms
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.common.boxes import read_box
@@ -90,3 +92,14 @@ def test_boxes_are_read_there(tmp_path: Path) -> None:
         both = [read_box(file.fileno(), 4, spec, (slice(i, i + 1),), "file") for i in (2, 3)]
         assert (both[0] == values[2:3]).all()
         assert (both[1] == values[3:4]).all()
+
+
+def test_what_cannot_be_finished_keeps_none() -> None:
+    class Work:
+        def finish(self, records: Any) -> Any:
+            rooms.unfilled(NBYTES)
+            raise StorageError("full")
+
+    with pytest.raises(StorageError):
+        finish(cast(Any, Work()), ())
+    assert not rooms._rooms

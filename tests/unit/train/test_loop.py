@@ -67,6 +67,17 @@ def test_what_was_ended_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     same(whole, found)
     assert [r["step"] for r in rows(tmp_path)] == [*range(1, 9)]
     assert found.progress.amount == whole.progress.amount
+    assert found.loss == whole.loss
+
+
+def test_the_last_tenth_of_updates_may_be_of_several_tries(tmp_path: Path) -> None:
+    whole = run(Rows(), steps=21)
+    with pytest.raises(RuntimeError, match="killed"):
+        run(Rows(dies_after=20), tmp_path, steps=21)
+    found = run(Rows(), tmp_path, steps=21)
+    assert (found.began, found.made) == (20, 1)
+    last = [r["loss"] for r in rows(tmp_path)][-2:]
+    assert found.loss == whole.loss == sum(last) / 2 != last[1]
 
 
 def test_micro_batches_change_nothing_but_the_order_of_adding(tmp_path: Path) -> None:
@@ -112,6 +123,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_what_was_good(tmp_path: Path)
         run(Rows(broken={spoilt: np.nan}), tmp_path, steps=8)
     last = rows(tmp_path)[-1]
     assert (last["step"], last["loss"]) == (at + 1, "nan")
+    assert [r["step"] for r in rows(tmp_path)] == [*range(1, at + 2)]  # of both tries, each once
     assert max(int(p.name) for p in (tmp_path / "states").iterdir()) == at
     if at == 3:
         same(good, run(Rows(), tmp_path, steps=3))
@@ -139,7 +151,7 @@ def test_training_stops_when_it_gets_no_better_and_gives_the_best(tmp_path: Path
     losses = {r["step"]: r["loss"] for r in rows(tmp_path, "held_out")}
     best = min(losses, key=losses.__getitem__)
     assert "no better for 2 evaluations" in found.stopped
-    assert (found.step, max(losses)) == (best, best + 2)
+    assert (found.step, found.made, max(losses)) == (best, best + 2, best + 2)
     assert best > 0
     same(found, run(Rows(4), steps=best))
 

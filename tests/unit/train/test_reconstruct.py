@@ -12,6 +12,7 @@ import pytest
 from pipeline.coded_store import CodedStore
 from pipeline.errors import ConfigError
 from pipeline.learned import Learned
+from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.tensors.scheme import MXFP4
 from plugins.quant.structs import Structs
@@ -132,8 +133,11 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     assert [*bytes_of(tmp_path / "killed")] == ["blocks.0.npz"]
     monkeypatch.setattr(blockwise, "_save", save)
     monkeypatch.setattr(blockwise, "_learn", counted)
-    learned(tmp_path / "killed", plain, "mxfp4", BRIEF)
+    said = list[str]()
+    with text_stream.to(said.append):
+        learned(tmp_path / "killed", plain, "mxfp4", BRIEF)
     assert trained == [1]
+    assert [text for text in said if "going on" in text] == ["reconstruct: going on after block 1 of 2\n"]
     assert bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
 
 

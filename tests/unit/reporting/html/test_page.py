@@ -4,6 +4,7 @@ import json
 import math
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -524,6 +525,23 @@ def test_perplexities_of_different_texts_are_not_ranked(tmp_path: Path) -> None:
     assert root.text.count("best perplexity") == 1  # no card has it
     assert "no other beats evaluate" not in root.text
     assert "perplexity over bits a weight" not in tables(root)
+
+
+def test_runs_that_are_alike_share_the_best_and_work_taken_over_makes_none_the_quickest(tmp_path: Path) -> None:
+    def text(found: Mapping[str, str]) -> str:
+        folder = tmp_path / f"{len(found)}"
+        given = [(9.0, {}, 1000), (2.0, found, 1000), (5.0, {}, 2000)]
+        runs = [
+            written_runs.write(folder / f"r{n}", command=(f"seed={n}",), seconds=s, found=f, nbytes_out=b)
+            for n, (s, f, b) in enumerate(given)
+        ]
+        return parsed(page.html(runs)).text
+
+    shared = text({"evaluate": "outputs/.results/0"})
+    assert "Best bits a weight: seed=0, seed=1 (" in shared
+    assert "best bits a weight" in shared
+    assert "best time" not in shared
+    assert "best time" in text({})
 
 
 def test_ticks_are_told_apart_and_facts_have_units(tmp_path: Path) -> None:
