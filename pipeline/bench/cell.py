@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.arrays import mapped
 from pipeline.bench.energy import Energy
 from pipeline.config import extend
 from pipeline.contender import Contender, ContenderHooks, Loaded
@@ -158,7 +159,7 @@ class Quality:
             found = np.asarray(loaded.score(ids), np.float32)
             if self.write and kept is None:
                 shape = (len(self.windows), *found.shape)
-                kept = np.lib.format.open_memmap(partial, "w+", np.float32, shape)
+                kept = mapped(partial, shape, np.float32)
             if found.shape != kept.shape[1:]:
                 raise StageError(f"logits {found.shape} of {len(ids)} tokens; {kept.shape[1:]} are expected")
             if self.write:
