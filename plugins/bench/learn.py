@@ -27,8 +27,8 @@ from plugins.models.gpt_oss.family import GptOss
 CONFIG = Path(__file__).parents[1] / "models/gpt_oss/tiny/config.json"
 LENGTH = 256  # tokens of a row, as the experiment has it
 EVALUATED = ["evaluate.windows.tokens=8192", "progress=false"]
-EMBEDDED = ["+model=gpt_oss", "quant=none", "stages=[load,decode,evaluate]"]
-TRAINED = ["+experiment=tiny_gpt_oss", "quant=none", "stages=[init,train,decode,evaluate]", f"data.length={LENGTH}"]
+EMBEDDED = ["+model=gpt_oss", "stages=[load,decode,evaluate]"]
+TRAINED = ["+experiment=tiny_gpt_oss", "stages=[init,train,decode,evaluate]", f"data.length={LENGTH}"]
 
 
 def operations(rows: int, length: int) -> float:

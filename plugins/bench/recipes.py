@@ -38,7 +38,7 @@ ROUNDED, TRAINED = (
     "stages=[load,decode,train,quantize,export,evaluate]",
 )
 QAT = (TRAINED, "train=qat", f"data.files=[{MOBY},{SOTU}]")
-WHOLE = ("stages=[load,decode,evaluate]", "quant=none")
+WHOLE = ("stages=[load,decode,evaluate]",)
 SCHEMES = ("int4", "mxfp4")
 
 

@@ -82,7 +82,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("generate gpt The state of", 2, "'state' is one word too many; a prompt of several words goes in quotes"),
     ("chat llama flow=generate", 2, "chat flow=generate: a chat has no stages"),
     ("chat llama -m", 2, "chat -m: one conversation at a time"),
-    ("chat llama", 3, "tokenizer"),
+    ("chat llama", 4, "tokenizer"),
     ("gc --delet", 2, "did you mean '--delete'?"),
     ("convert llama --quant q4_0 --dtype fp16", 2, "--dtype writes plain values and nothing packed"),
     ("convert llama --to gguf --out x.gguf", 3, "export.path=x writes x/model.gguf"),
