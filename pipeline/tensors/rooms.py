@@ -23,11 +23,11 @@ _within = threading.local()
 @contextmanager
 def reused() -> Iterator[None]:
     """Within it, what this thread reads may lie where it read before; the room stays until `let_go`."""
-    before, _within.depth = getattr(_within, "depth", 0), 1
+    before, _within.on = getattr(_within, "on", False), True
     try:
         yield
     finally:
-        _within.depth = before
+        _within.on = before
         have = _rooms.get(threading.get_ident())
         if have is not None and have.nbytes > MOST_NBYTES:
             del _rooms[threading.get_ident()]
@@ -47,7 +47,7 @@ def unfilled(nbytes: int) -> Any:
 
 
 def _room(nbytes: int) -> Any:
-    if nbytes < LEAST_NBYTES or not getattr(_within, "depth", 0):
+    if nbytes < LEAST_NBYTES or not getattr(_within, "on", False):
         return np.empty(nbytes, np.uint8)
     thread = threading.get_ident()
     have = _rooms.pop(thread, None)
