@@ -25,6 +25,7 @@ from pipeline.running import gang, pinned
 from pipeline.running.blame import blamed
 from pipeline.running.cluster import bring_the_users_code
 from pipeline.stage import Gang
+from pipeline.tensors import rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def run_threads(
     finally:
         with lock:  # after an interrupt, tasks already queued must not start, and none may report any more
             stop.set()
+        rooms.let_go()  # of threads whose work did not come to its end
     return results
 
 

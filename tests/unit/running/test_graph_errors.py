@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import SourceError, StageError, StorageError, WeightmillError
 from pipeline.running.graph import Failure, Task, attempt_remotely, run_threads
 from pipeline.running.journal import Journal
+from pipeline.tensors import rooms
 from tests.unit.running.test_graph import CONF
 
 
@@ -67,3 +68,15 @@ def test_a_journal_on_a_full_disk_says_so(tmp_path):
     with pytest.raises(StorageError, match="No space left"):
         full.append("b", 2)
     full.close()  # nothing that failed is tried again
+
+
+def test_what_a_task_read_into_is_let_go_of_where_it_failed():
+    def reads():
+        with rooms.reused():
+            rooms.unfilled(rooms.LEAST_NBYTES)
+        assert rooms._rooms
+        raise SourceError("cut short")
+
+    with pytest.raises(SourceError):
+        run_threads([Task("t", reads, (), label="t")], CONF, 1, lambda task, result: None)
+    assert not rooms._rooms
