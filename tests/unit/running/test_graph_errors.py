@@ -4,6 +4,7 @@ import copyreg
 import threading
 import time
 
+import distributed  # noqa: F401  when it is imported it makes all exceptions travel that there are
 import pytest
 
 from pipeline.errors import SourceError, StageError, StorageError, WeightmillError
