@@ -4,6 +4,8 @@ Tasks leave their marks in files, since a worker process shares nothing else wit
 """
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import pytest
 
 from pipeline.config.spine import Dask
 from pipeline.errors import StageError, StorageError, WeightmillError
+from pipeline.running import graph
 from pipeline.running.cluster import connect
 from pipeline.running.graph import Failure, Ref, Resources, Task, attempt, run_distributed, run_threads
 
@@ -350,3 +353,13 @@ def test_a_failure_says_what_failed() -> None:
 def test_a_graph_of_nothing_but_what_is_there(run: Run) -> None:
     """A handle that nobody takes is not sent to a worker; with nothing else to do, that is the end."""
     assert run([Task("there", abs, (-3,), handle=True, label="there")]) == {"there": 3}
+
+
+def test_commands_import_dask_without_what_draws_in_notebooks() -> None:
+    """And whoever wants jinja2 later has it: chat templates do."""
+    code = "import sys\nfrom pipeline.running.graph import import_threads\nimport_threads()\n"
+    code += "assert 'dask.threaded' in sys.modules and 'jinja2' not in sys.modules\nimport jinja2\n"
+    code += "from dask.threaded import get\nprint(get({'a': 1, 'b': (lambda a: a + 1, 'a')}, 'b'))"
+    root = Path(graph.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"
