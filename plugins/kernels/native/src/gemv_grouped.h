@@ -16,13 +16,6 @@
 
 namespace {
 
-#if WM_X86
-bool intel() {
-  static const bool is = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
-  return is;
-}
-#endif
-
 // Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second, where
 // what is asked for 8 KiB ahead comes in time; from there what is near comes to the first on AMD's. There, rows that
 // want no scales are read fastest one by one, and not so far ahead (of small matrices; others do not mind).
