@@ -16,10 +16,15 @@ from pipeline.testing.memory import HALVES, quantized
 from plugins.kernels.cases import BF16, normal
 from plugins.kernels.dequantize.traced import decode
 from plugins.kernels.matmul.reference import values
-from plugins.kernels.native import ffi
-from tests.cases.native import needs_compiler
+from plugins.kernels.native import ffi, library
+from tests.cases.native import BEST, instruction_set, needs_compiler
 
 KINDS = sorted(STRUCTS)
+
+
+@pytest.fixture(params=(*library.ISAS, BEST))
+def isa(request, monkeypatch):
+    return instruction_set(request.param, monkeypatch)
 
 
 def packed(kind, *shape, seed=0):
@@ -92,16 +97,69 @@ def test_the_cpp_says_what_is_past_the_range(isa, kind):
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cpp_multiplies(isa, kind):
-    """One to four rows from the blocks, more of them in turns, many after decoding; beside other formats."""
-    rng = np.random.default_rng(0)
-    ws = packed(kind, 37, 1280), packed("q6_k", 9, 1280, seed=1), normal(rng, 5, 1280)
+    """One to four rows from the blocks, more of them in turns, many after decoding; beside other formats. Blocks of 32 are
+    an odd number."""
+    rng, n = np.random.default_rng(0), 1280 if STRUCTS[kind][0] == 256 else 1312
+    ws = packed(kind, 37, n), packed("q5_0" if n % 256 else "q6_k", 9, n, seed=1), normal(rng, 5, n)
     held = [(values(w, np.float32) if isinstance(w, QTensor) else w).astype(np.float64) for w in ws]
     for rows, dtype in itertools.product((1, 2, 3, 4, 5, 33), (np.float32, BF16)):
-        x = normal(rng, rows, 1280, dtype=dtype)
+        x = normal(rng, rows, n, dtype=dtype)
         wide = x.astype(np.float64)
         for v, y in zip(held, ffi.grouped(x, None, ws), strict=True):
-            bound = np.abs(wide) @ np.abs(v).T * 2.0**-24 * (4 + np.sqrt(1280))  # as of a float32 sum
+            bound = np.abs(wide) @ np.abs(v).T * 2.0**-24 * (4 + np.sqrt(n))  # as of a float32 sum
             assert (np.abs(np.asarray(y) - wide @ v.T) <= bound).all(), (rows, dtype)
+
+
+def alike(kind, n, byte):
+    """A row whose codes and scales are all bits of one byte, and whose float16 factors are 1."""
+    q = packed(kind, 1, n)
+    blocks = q.codes.reshape(-1, STRUCTS[kind][1])
+    blocks[:] = byte
+    for at in HALVES[kind]:
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    return q
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_codes_and_activations_fit_their_sums(isa, kind):
+    """All codes the largest, none, and others; activations next to a power of two, of one sign and of both."""
+    most = np.nextafter(np.float32(2), np.float32(0))
+    x = np.stack([np.full(768, most), np.full(768, -most), np.where(np.arange(768) % 5 < 2, most, -most)])
+    for byte in (0x00, 0x77, 0x88, 0xFF):
+        w = alike(kind, 768, byte)
+        plain = values(w, np.float32).astype(np.float64)
+        # minima are taken off sums that are larger
+        added = np.abs(plain) + 2 * np.abs(plain).max() + 63 * 4
+        found = np.asarray(ffi.grouped(x, None, (w,))[0])
+        assert (np.abs(found - x.astype(np.float64) @ plain.T) <= 1e-6 * (np.abs(x) @ added.T)).all(), byte
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_and_factors_of_any_size(isa, kind):
+    """A row is multiplied as float32 where its activations are too far apart, or are no numbers; and a factor that is
+    none, of the last block, is of its row alone."""
+    rng, n = np.random.default_rng(5), 768 if STRUCTS[kind][0] == 256 else 800
+    powers = [np.full(n, e) for e in (-60, 0, 60)]
+    powers += [rng.integers(-40, 40, n), np.where(np.arange(n) == 77, 30, -30)]
+    x = (rng.standard_normal((len(powers), n)) * np.exp2(powers)).astype(np.float32)
+    x[1, :300] = 0
+    w = packed(kind, 9, n)
+    plain = np.abs(values(w, np.float32).astype(np.float64))
+    exact = x.astype(np.float64) @ values(w, np.float32).astype(np.float64).T
+    found = np.concatenate([np.asarray(ffi.grouped(some, None, (w,))[0]) for some in (x[:4], x[4:])])
+    np.testing.assert_array_less(np.abs(found - exact) / (np.abs(x) @ (plain + plain.max()).T), 1e-6)
+
+    x[2, n - 3] = np.nan
+    again = np.asarray(ffi.grouped(x[:4], None, (w,))[0])
+    assert np.isnan(again[2]).all()
+    np.testing.assert_array_equal(again[[0, 1, 3]], found[[0, 1, 3]])
+
+    w.codes.reshape(9, -1, STRUCTS[kind][1])[6, -1, HALVES[kind][0] : HALVES[kind][0] + 2] = (0, 0x7C)  # infinity
+    spoiled = np.asarray(ffi.grouped(x[:2], None, (w,))[0])
+    assert not np.isfinite(spoiled[:, 6]).any()
+    np.testing.assert_array_equal(np.delete(spoiled, 6, 1), np.delete(found[:2], 6, 1))
 
 
 @needs_compiler

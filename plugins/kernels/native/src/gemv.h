@@ -530,9 +530,6 @@ constexpr GemvKernel kernel_of() {
   else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), arrange<L>, product<L>};
 }
 
-#if !WM_PAIRED && !WM_FIXED && !WM_ROUNDED
-#include "gemv_structs.h"
-#endif
 #if WM_ROUNDED
 #include "gemv_rounded.h"
 #elif WM_FIXED && WM_SIMD == 256
@@ -547,6 +544,10 @@ constexpr GemvKernel kernel_of() {
 #else
 #include "gemv_portable.h"
 #endif
+#if !WM_PAIRED && !WM_ROUNDED && !(WM_FIXED && WM_SIMD == 256)
+#define WM_STRUCTS 1
+#include "gemv_structs.h"
+#endif
 
 // For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
 // where bfloat16 holds the weights too, or, with WM_FIXED, by way of integers or, with WM_ROUNDED, as integers; else null.
@@ -559,6 +560,9 @@ static const GemvKernel* kernel(WmElement e) {
 #else
   static constexpr GemvKernel UNSIGNED[] = {kernel_of<Integers<WM_UINT4>>(), kernel_of<Integers<WM_UINT8>>()};
   constexpr const GemvKernel *UINT4 = UNSIGNED, *UINT8 = UNSIGNED + 1;
+#endif
+#if WM_STRUCTS
+  if (is_struct(e)) return struct_kernel(e);
 #endif
   switch (e) {
     case WM_E2M1: return &E2M1;
@@ -582,12 +586,12 @@ static const GemvKernel* kernel(WmElement e) {
 #endif
   static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
                                               NF4, INT8,  &FOUR, &THREE, &TWO, UINT8, &FOUR, &THREE, &TWO};
-#if WM_PAIRED
-  return is_struct(e) ? nullptr : ALL[e];
-#else
-  return is_struct(e) ? struct_kernel(e) : ALL[e];
+#if WM_STRUCTS
+  if (is_struct(e)) return struct_kernel(e);
 #endif
+  return is_struct(e) ? nullptr : ALL[e];
 #endif
 }
+#undef WM_STRUCTS
 
 }  // namespace gemv

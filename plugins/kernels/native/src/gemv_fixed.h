@@ -18,24 +18,34 @@ struct Digits {
 // What a group of activations is when it is in order, all of it for lanes: digits of those that meet the lower codes of
 // bytes and of those that meet the upper ones, the highest first; what they are times; and, to be added to the sums, what
 // moving codes up is made good by.
-template <int CODES>  // of a byte
+// NARROW: the sums of all digits together fit 32 bits.
+template <int CODES, bool NARROW>  // of a byte
 struct alignas(64) FixedGroup {
   __m512i digits[Digits::COUNT][CODES];
   __m512 unit;
-  __m512i moved[CODES == 2 ? 1 : 2];
+  __m512i moved[NARROW ? 1 : 2];
 };
+
+// Sums of all digits. `add`: what is given and the products with one of them; the last ones are summed apart, so that
+// others do not wait for them, and begin at `moved`.
+template <class Add>
+WM_INLINE __m512i of_all_digits(__m512i moved, const Add& add) {
+  const __m512i high = add(_mm512_slli_epi32(add(_mm512_setzero_si512(), 0), 8), 1), low = add(moved, 2);
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
 
 template <WmElement E>
 struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   using Codes = __m512i;
-  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
+  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4, NARROW = FOUR_BITS;
   static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES);
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = 16 * OWN, NBYTES = 64, GRAIN = OWN;  // those of the float32 loader
   static constexpr int UP = E == WM_E2M1 ? 12 : E == WM_INT4 ? 8 : E == WM_UINT4 || E == WM_UINT8 ? 0 : 128;
-  using Group = FixedGroup<IN_BYTE>;
+  using Group = FixedGroup<IN_BYTE, NARROW>;
+  static constexpr int64_t first_of(int64_t g, int sixteen) { return g + 16 * sixteen; }
   static constexpr int ARRANGED = sizeof(Group) / sizeof(X);
   static_assert(ARRANGED >= GROUP, "float32 may be arranged there instead");
   float unit = E == WM_E2M1 ? 0.5f : element_values(E)[1];
@@ -70,16 +80,16 @@ struct Integers {
       for (int i = 0; i < IN_BYTE; ++i) found = _mm512_dpbusd_epi32(found, bytes(c, i == 1), vector(q.digits[digit][i]));
       return found;
     };
-    // The last digits are summed apart, so that others do not wait for them; and because all three may be too much for 32
-    // bits, if codes have eight.
     const __m512i none = _mm512_setzero_si512();
-    __m512i high = add(UP && !FOUR_BITS ? vector(q.moved[0]) : none, 0);
-    high = add(_mm512_slli_epi32(high, 8), 1);
-    const __m512i low = add(UP ? vector(q.moved[FOUR_BITS ? 0 : 1]) : none, 2);
     const V times = (V)vector(q.unit);
     V v;
-    if constexpr (FOUR_BITS) v = (V)_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
-    else v = fused((V)_mm512_cvtepi32_ps(high), V{} + 256.0f, (V)_mm512_cvtepi32_ps(low));
+    if constexpr (NARROW) {
+      v = (V)_mm512_cvtepi32_ps(of_all_digits(UP ? vector(q.moved[0]) : none, add));
+    } else {
+      const __m512i high = add(_mm512_slli_epi32(add(UP ? vector(q.moved[0]) : none, 0), 8), 1);
+      const __m512i low = add(UP ? vector(q.moved[1]) : none, 2);
+      v = fused((V)_mm512_cvtepi32_ps(high), V{} + 256.0f, (V)_mm512_cvtepi32_ps(low));
+    }
     return first ? v * times : fused(v, times, sum);
   }
 };
@@ -113,7 +123,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   for (int64_t g = 0; g < n; g += L::GROUP, ++to) {
     float* const units = reinterpret_cast<float*>(&to->unit);
     for (int i = 0; i < L::GROUP / 16; ++i) {
-      const __m512 v = sixteen_of(x, from_bf16, g + 16 * i, n), size = _mm512_abs_ps(v);
+      const __m512 v = sixteen_of(x, from_bf16, L::first_of(g, i), n), size = _mm512_abs_ps(v);
       endless |= _mm512_fpclass_ps_mask(v, 0x99);  // NaN of either kind, infinities
       largest = _mm512_max_ps(largest, size), all = _mm512_add_ps(all, size);
       __m512i power = _mm512_castps_si512(_mm512_mul_ps(most_of_own<OWN>(size), _mm512_set1_ps(ROOM)));
@@ -141,7 +151,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
         for (const __m512i& some : of->digits[digit]) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(char(L::UP)), some);
         total[digit] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
       }
-      if constexpr (L::FOUR_BITS) {
+      if constexpr (L::NARROW) {
         of->moved[0] = _mm512_add_epi32(
             _mm512_slli_epi32(_mm512_add_epi32(_mm512_slli_epi32(total[0], 8), total[1]), 8), total[2]);
       } else {  // before the first digit is times 256, as much of the second's as is a multiple of that

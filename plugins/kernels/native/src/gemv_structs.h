@@ -3,6 +3,44 @@
 // activations that it meets. Included in gemv.h.
 #include "structs.h"
 
+constexpr int STRUCT_GROUP = 16 * LANES;  // as many sums of activations as lanes, and a group has 16 elements or more
+
+// Of each group of elements of a block, if there is room for them.
+template <WmElement E>
+static void sums_of_groups(const void* x, bool from_bf16, int64_t n, float* sums) {
+  for (int64_t g = 0; sums != nullptr && g < n / structs::GROUP<E>; ++g) {
+    float sum = 0;
+    for (int64_t i = g * structs::GROUP<E>; i < (g + 1) * structs::GROUP<E>; ++i)
+      sum += from_bf16 ? widened(static_cast<const Bf16*>(x)[i]) : static_cast<const float*>(x)[i];
+    sums[g] = sum;
+  }
+}
+
+// The totals of M sums, to row r of as many results.
+template <int M>
+WM_INLINE void put_totals(const V (&sum)[M], float* const* y, int64_t r) {
+  V four[4] = {};
+  float found[4];
+  for (int m = 0; m < M; ++m) four[m] = sum[m];
+  totals(four, found);
+  for (int m = 0; m < M; ++m) y[m][r] = found[m];
+}
+
+// rows(M, x, y) of m (1 … 4) rows of activations, for an M that is compiled.
+template <class Rows>
+WM_INLINE void by_rows(int m, const Arranged* x, float* const* y, const Rows& rows) {
+  if (m == 1) return rows(std::integral_constant<int, 1>(), x, y);
+  if constexpr (WM_SIMD == 512)
+    if (m == 2) return rows(std::integral_constant<int, 2>(), x, y);
+  const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
+  float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
+  rows(std::integral_constant<int, 4>(), four, to);
+}
+
+#if WM_FIXED
+#include "gemv_structs_fixed.h"
+#else
+
 WM_INLINE V from_int8(const int8_t* p) {
 #if WM_SIMD == 512
   return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -14,19 +52,12 @@ WM_INLINE V from_int8(const int8_t* p) {
 #endif
 }
 
-constexpr int STRUCT_GROUP = 16 * LANES;  // as many sums of activations as lanes, and a group has 16 elements or more
-
 template <WmElement E>
 static bool arrange_struct(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
   float* to = static_cast<float*>(out);
   for (int64_t i = 0; i < n; ++i)
     to[i] = from_bf16 ? widened(static_cast<const Bf16*>(x)[i]) : static_cast<const float*>(x)[i];
-  if (sums == nullptr) return true;
-  for (int64_t g = 0; g < n / structs::GROUP<E>; ++g) {
-    float sum = 0;
-    for (int i = 0; i < structs::GROUP<E>; ++i) sum += to[g * structs::GROUP<E> + i];
-    sums[g] = sum;
-  }
+  sums_of_groups<E>(x, from_bf16, n, sums);
   return true;
 }
 
@@ -72,28 +103,22 @@ static void struct_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t coun
               taken[m] += *reinterpret_cast<const LooseEight*>(less + i) * *reinterpret_cast<const LooseEight*>(of + i);
         }
     }
-    V four[4] = {};
-    float found[4];
-    for (int m = 0; m < M; ++m)
-      for (int c = 0; c < CHAINS; ++c) four[m] += sum[m][c];
-    totals(four, found);
+    V all[M] = {};
     for (int m = 0; m < M; ++m) {
+      for (int c = 0; c < CHAINS; ++c) all[m] += sum[m][c];
       const Eight& t = taken[m];
-      const float off = ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
-      y[m][r] = structs::MINIMA<E> ? found[m] - off : found[m];
+      if constexpr (structs::MINIMA<E>) all[m][0] -= ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
     }
+    put_totals<M>(all, y, r);
   }
 }
 
 template <WmElement E>
 static void struct_product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                            float* const* y, float*) {
-  if (m == 1) return struct_rows<E, 1>(q, matrix, row, count, x, y);
-  if constexpr (WM_SIMD == 512)
-    if (m == 2) return struct_rows<E, 2>(q, matrix, row, count, x, y);
-  const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
-  float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
-  struct_rows<E, 4>(q, matrix, row, count, four, to);
+  by_rows(m, x, y, [&](auto some, const Arranged* xs, float* const* to) {
+    struct_rows<E, decltype(some)::value>(q, matrix, row, count, xs, to);
+  });
 }
 
 template <WmElement E>
@@ -107,3 +132,4 @@ static const GemvKernel* struct_kernel(WmElement e) {
       struct_kernel_of<WM_Q6_K>(), struct_kernel_of<WM_Q5_0>(), struct_kernel_of<WM_Q5_1>(), struct_kernel_of<WM_IQ4_NL>()};
   return ALL + (e - WM_Q2_K);
 }
+#endif
