@@ -97,8 +97,8 @@ def test_the_cpp_says_what_is_past_the_range(isa, kind):
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cpp_multiplies(isa, kind):
-    """One to four rows from the blocks, more of them in turns, many after decoding; beside other formats. Rows have an odd
-    number of blocks of 32."""
+    """One to four rows from the blocks, more of them in turns, many after decoding; beside other formats. Rows
+    have an odd number of blocks of 32."""
     rng, n = np.random.default_rng(0), 1280 if STRUCTS[kind][0] == 256 else 1312
     ws = packed(kind, 37, n), packed("q5_0" if n % 256 else "q6_k", 9, n, seed=1), normal(rng, 5, n)
     held = [(values(w, np.float32) if isinstance(w, QTensor) else w).astype(np.float64) for w in ws]
