@@ -30,6 +30,9 @@ _ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever w
 _HANDED = re.compile(rf"\$\{{({'|'.join(HANDED)}):{re.escape(_ANY)}\}}")  # what is handed to them of that
 _NAME = re.compile(rf"\$\{{run_name:{re.escape(_ANY)}\}}")  # of a run, which does nothing with it
 _ALWAYS = (*Spine.__dataclass_fields__, "tracker", "model", "zip")  # looked at in every run; a model chooses stages
+# What flow=allocate looks at beside the model: a run that takes its rules_file= may be typed with the same, and that of
+# quant=auto is.
+_MEASURING = ("evaluate", "calibrate", "engine", "tokenizer", "mesh")
 # What is made of one thing that people set: rules, with those of a file behind them; options that are listed by name.
 _COMPUTED = re.compile(r"\$\{(?:rules_with:\$\{rules_file\},|quant_options:|quants_by_name:)(.+)\}")
 _OWN_NAME = re.compile(r"([a-z]\w*)\.[\w.]+(?:=.*?)?: ", re.S)  # `bench.rows=-1: 1 or more is allowed`
@@ -164,7 +167,7 @@ def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
     if not given:
         return {}
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    todo, known = {*nodes, *_ALWAYS}, set[str]()
+    todo, known = {*nodes, *_ALWAYS, *(_MEASURING if cfg.get("rules_file") else ())}, set[str]()
     while todo:
         known |= todo
         text = _NAME.sub("", "".join(_text(raw, path.split(".")) for path in todo))
