@@ -46,6 +46,7 @@ class Meter:
     errors: dict[str, ErrorStats] = field(default_factory=dict)
     gains: dict[str, Gain] = field(default_factory=dict)
     remarks: dict[str, set[str]] = field(default_factory=dict)
+    nonfinite: Counter[str] = field(default_factory=Counter)
     backends: set[tuple[str, str]] = field(default_factory=set)
     declined: Counter[Declined] = field(default_factory=Counter)
     written: int = 0
@@ -68,6 +69,7 @@ class Meter:
             "stages": {name: asdict(t) for name, t in self.stages.items()},
             "errors": {name: e.to_json() for name, e in self.errors.items()},
             "gains": {name: g.to_json() for name, g in self.gains.items()},
+            "nonfinite": dict(self.nonfinite),
             "remarks": {name: sorted(said) for name, said in self.remarks.items()},
             "backends": sorted(list(b) for b in self.backends),
             "declined": [[*what, n] for what, n in sorted(self.declined.items())],
@@ -151,6 +153,7 @@ def add(other: Meter, gave: int, seconds: float | None = None) -> None:
         meter.gains[name] = meter.gains.get(name, Gain()) + gain
     for name, said in other.remarks.items():
         meter.remarks.setdefault(name, set()).update(said)
+    meter.nonfinite += other.nonfinite
     meter.backends |= other.backends
     for what, times in other.declined.items():
         count_declined(meter.declined, what, times)
@@ -163,6 +166,12 @@ def remark(tensor: str, what: str) -> None:
     """Note something of a slice of `tensor`, for whoever gathers the records."""
     if (meter := _current.get()) is not None:
         meter.remarks.setdefault(tensor, set()).add(what)
+
+
+def nonfinite(tensor: str, count: int) -> None:
+    """Add how many values or scales of a slice of `tensor` are NaN or infinite, and were written so."""
+    if count and (meter := _current.get()) is not None:
+        meter.nonfinite[tensor] += count
 
 
 def error(tensor: str, stats: ErrorStats) -> None:

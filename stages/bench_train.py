@@ -11,6 +11,7 @@ from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.training import Trainer, Updates
 from pipeline.bench.turns import Turns
+from pipeline.bounds import MOST_RATE, outside
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import vocabulary
@@ -18,6 +19,7 @@ from stages.bench_work import vocabulary
 HOST_NBYTES = 2 << 30  # of a process, with its libraries and what a step leaves between forth and back
 MASTERS = 4 * 4  # bytes a value: weights, gradients and two moments
 BENCHMARK = "train"
+MOST = 1_000_000  # rows, tokens of one, updates: more than any machine does while somebody waits
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ class BenchTrain:
         if self.reference not in self.known:
             near = did_you_mean(self.reference, [*self.known])
             raise ConfigError(f"bench.reference: there is no trainer {self.reference!r}{near}")
-        for name, least in {"rows": 1, "length": 2, "steps": 1}.items():
-            if (number := getattr(self, name)) < least:
-                raise ConfigError(f"bench.{name}={number}: {least} or more is allowed")
-        for name in ("rate", "wrong_loss"):
-            if not (value := getattr(self, name)) > 0:
-                raise ConfigError(f"bench.{name}={value}: more than 0 is allowed")
+        for name, (least, most) in {"rows": (1, MOST), "length": (2, MOST), "steps": (1, MOST)}.items():
+            if why := outside(number := getattr(self, name), least, most):
+                raise ConfigError(f"bench.{name}={number}: {why}")
+        if not 0 < self.rate < MOST_RATE:
+            raise ConfigError(f"bench.rate={self.rate}: more than 0 is allowed, and less than {MOST_RATE:,.0f}")
+        if not self.wrong_loss > 0:
+            raise ConfigError(f"bench.wrong_loss={self.wrong_loss}: more than 0 is allowed")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocabulary(checkpoint)

@@ -26,6 +26,7 @@ from pipeline.tensors import rooms
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import Box, common, grain_of, outward, scratch_of, shares_of
 from pipeline.tensors.chunks import pack, pack_boxes
+from pipeline.tensors.nonfinite import nonfinite
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
@@ -199,6 +200,7 @@ class ExportWork:
         for piece in chunk.pieces:
             with meter.stage("export") as gave:
                 value = self.store.read(piece.tensor, piece.index)
+                meter.nonfinite(piece.tensor, nonfinite(value, self.store.specs[piece.tensor].dtype))
                 for leaf, box, part in split(self.binding.tensors[piece.tensor], piece.index, value):
                     for index, array in slabs(part, box):
                         self.container.write(self.partial, self.layout, leaf, index, array)

@@ -142,7 +142,7 @@ class Load:
         for dialect in self.dialects:
             seen = config | beside.objects(dialect.companions)
             if dialect.recognizes(leaves.specs, seen):
-                binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect, found))
+                binding = _decoded(dialect, leaves.specs, seen | _peeked(leaves, dialect, found))
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
@@ -255,6 +255,17 @@ def _stored(binding: Binding, leaves: Mapping[str, TensorSpec]) -> dict[str, int
         name: sum(leaves[leaf].nbytes * binding.tensors[name].spec.size // max(1, values[leaf]) for leaf in held)
         for name, held in parts.items()
     }
+
+
+def _decoded(dialect: Dialect, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+    """
+    Raises:
+        PlanError: the checkpoint is not what `dialect` says that one is; with the exit code of such.
+    """
+    try:
+        return dialect.decode(leaves, config)
+    except PlanError as why:
+        raise PlanError(why.problems, exit_code=SourceError.exit_code) from None
 
 
 def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:

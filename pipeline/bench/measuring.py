@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.bench import against, history, trend_picture
 from pipeline.bench.turns import NOTES
+from pipeline.bounds import outside
 from pipeline.errors import ConfigError, StageError
 from pipeline.figures import Figure
 from pipeline.planning.rates import cores, machine
@@ -18,6 +19,7 @@ from pipeline.records.run import DESCRIPTION
 from pipeline.stage import Table
 
 Rows = Sequence[Mapping[str, Any]]
+MOST_ROUNDS = 1000  # of processes; medians of 20 lie no nearer to each other than machines let them
 WRITES = (NOTES, against.NAME, trend_picture.NAME)  # what every benchmark leaves in its run's folder
 
 
@@ -63,8 +65,8 @@ class Measuring:
     outputs: str
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"bench.rounds={self.rounds}: 1 or more is allowed")
+        if why := outside(self.rounds, 1, MOST_ROUNDS):
+            raise ConfigError(f"bench.rounds={self.rounds}: {why}")
         if self.threads is not None and not 1 <= self.threads <= cores():
             raise ConfigError(f"bench.threads={self.threads}: from 1 to {cores()}, the cores that this process may use")
         against.tolerance(self.tolerance)

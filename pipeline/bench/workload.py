@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from pipeline.bounds import outside
 from pipeline.errors import ConfigError
 
 FEWEST = 20  # generations that show how memory grows
+MOST = 1_000_000  # tokens, sequences, repeats: more than any model is asked while somebody waits
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,19 @@ class Workload:
             given = getattr(self, name)
             if not (given or name == "contexts") or any(n < 1 for n in given) or len({*given}) < len(given):
                 raise ConfigError(f"bench.{name}={list(given)}: one number or several, 1 or more, each once")
-        for name, least in {"new": 1, "repeats": 1, "window": 2, "prompt": 1, "greedy": 1}.items():
-            if (number := getattr(self, name)) < least:
-                raise ConfigError(f"bench.{name}={number}: {least} or more is allowed")
+            if given and (why := outside(max(given), 1, MOST)):
+                raise ConfigError(f"bench.{name}={list(given)}: {why}")
+        for name, least in {
+            "new": 1,
+            "repeats": 1,
+            "window": 2,
+            "prompt": 1,
+            "greedy": 1,
+            "tokens": 1,
+            "leak": 0,
+        }.items():
+            if why := outside(number := getattr(self, name), least, MOST):
+                raise ConfigError(f"bench.{name}={number}: {why}")
         if self.tokens < self.window:
             raise ConfigError(f"bench.tokens={self.tokens}: at least a window, bench.window={self.window}")
         if self.prompt > self.window:

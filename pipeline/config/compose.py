@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,6 +17,7 @@ from omegaconf.resolvers import oc
 from pipeline import redact
 from pipeline.config import families, kernels, synonyms
 from pipeline.config.joined import joined, with_exports
+from pipeline.config.measuring import HANDED
 from pipeline.config.options import allowed_packages, keys, no_model, option_folders, options
 from pipeline.config.resolve import Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -25,7 +27,15 @@ from pipeline.tracker import Tracker
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
 _EACH = re.compile(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)*)[}\[,]")  # of what is looked up in a text
 _ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever was typed
-_WITH_FILE = re.compile(r"\$\{rules_with:\$\{rules_file\},(.+)\}")  # rules, and those of a file behind them
+_HANDED = re.compile(rf"\$\{{({'|'.join(HANDED)}):{re.escape(_ANY)}\}}")  # what is handed to them of that
+_NAME = re.compile(rf"\$\{{run_name:{re.escape(_ANY)}\}}")  # of a run, which does nothing with it
+_ALWAYS = (*Spine.__dataclass_fields__, "tracker", "model", "zip")  # looked at in every run; a model chooses stages
+# What flow=allocate looks at beside the model: a run that takes its rules_file= may be typed with the same, and that of
+# quant=auto is.
+_MEASURING = ("evaluate", "calibrate", "engine", "tokenizer", "mesh")
+# What is made of one thing that people set: rules, with those of a file behind them; options that are listed by name.
+_COMPUTED = re.compile(r"\$\{(?:rules_with:\$\{rules_file\},|quant_options:|quants_by_name:)(.+)\}")
+_OWN_NAME = re.compile(r"([a-z]\w*)\.[\w.]+(?:=.*?)?: ", re.S)  # `bench.rows=-1: 1 or more is allowed`
 
 
 def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = False) -> RunConfig:
@@ -75,7 +85,7 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     aliases = _aliases(cfg)
     unused = _unused(cfg, [*(f"stages.{name}" for name in nodes), *build]) if nodes else {}
     astray = [*_astray(cfg), *(() if of_several else unused.values())]
-    problems = [*astray, *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
+    problems = [*astray, *(_as_typed(p, aliases, {*cfg}) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
@@ -84,8 +94,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
 
 
 def check_choices(runs: Sequence[RunConfig]) -> None:
-    """Raises PlanError when something was chosen that no job of a sweep makes use of; some of them may do without."""
-    found = [p for group, p in runs[0].unused.items() if all(group in run.unused for run in runs)] if runs else []
+    """Raises PlanError when something was typed that no job of a sweep makes use of; some of them may do without."""
+    found = [p for name, p in runs[0].unused.items() if all(name in run.unused for run in runs)] if runs else []
     if found:
         raise PlanError(found, exit_code=ConfigError.exit_code)
 
@@ -145,36 +155,51 @@ def _astray(cfg: DictConfig) -> list[Problem]:
 
 
 def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
-    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
-    it, nor what these refer to."""
-    typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
-    places = {group: re.split("[/@]", group)[0] for group, _ in typed}
-    looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
-    chosen = {
-        group: option
-        for group, option in typed
-        if places[group] in {*cfg} - looked_at and options(group.partition("@")[0])
-    }
-    if not chosen:
+    """What was typed (`sampling=nucleus`, `sampling.top_k=5`), by its name → what is wrong with it, where none of
+    `nodes` refers to the group or key that it is of, nor what these refer to."""
+    typed = [o.partition("=")[::2] for o in _overrides() if not o.startswith("~")]
+    ours = {*cfg} - {*_ALWAYS, "stages"}
+    given = {}  # what is added and nobody has a name for is said of by `_astray`
+    for key, value in typed:
+        name, place = key.lstrip("+"), re.split("[/@.]", key.lstrip("+"), maxsplit=1)[0]
+        if place in ours and (key == name or options(name.partition("@")[0]) or place in keys()):
+            given[name] = place, value
+    if not given:
         return {}
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    todo, known = {*nodes}, set[str]()
+    todo, known = {*nodes, *_ALWAYS, *(_MEASURING if cfg.get("rules_file") else ())}, set[str]()
     while todo:
         known |= todo
-        text = "".join(_text(raw, path.split(".")) for path in todo)
-        if _ANY in text:
+        text = _NAME.sub("", "".join(_text(raw, path.split(".")) for path in todo))
+        known |= {root for way in _HANDED.findall(text) for root in HANDED[way]}
+        if _ANY in _HANDED.sub("", text):
             return {}
+        text += "".join(map(_text_of_quant, quants_named - known))
+        known |= quants_named
         todo = {*_EACH.findall(text)} - known
-    known = {path.partition(".")[0] for path in known}
+    roots = {path.partition(".")[0] for path in known}
     stages = ", ".join(path.partition(".")[2] for path in nodes if path.startswith("stages."))
     by_name = any(key == "stages" for key, _ in typed)
     where = f"nothing in stages=[{stages}]" if by_name else f"nothing in flow={_chosen('flow')} ({stages})"
     said = "leave it out, or choose a flow or stages= that do"
-    return {
-        group: Problem(f"{group}={option}", f"{where} refers to {places[group]}; {said}")
-        for group, option in chosen.items()
-        if places[group] not in known
-    }
+    found = {}
+    for name, (place, value) in given.items():
+        if place not in roots:
+            found[name] = Problem(f"{name}={value}", f"{where} refers to {place}; {said}")
+        elif place != "kernels" and not options(name.partition("@")[0]) and not _among(name, known):
+            found[name] = Problem(f"{name}={value}", f"{where} refers to it, with what else is chosen; leave it out")
+    return found
+
+
+def _among(name: str, paths: Collection[str]) -> bool:
+    """Whether one of `paths` leads to the setting, through it or into it."""
+    return any(p == name or name.startswith(f"{p}.") or p.startswith(f"{name}.") for p in paths)
+
+
+def _text_of_quant(name: str) -> str:
+    """The YAML of a quant option as it was written."""
+    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    return str(OmegaConf.to_container(repository.load_config(f"quant/{name}").config, resolve=False))
 
 
 def _text(raw: Any, path: Sequence[str]) -> str:
@@ -193,32 +218,41 @@ def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:
 
 
 def _aliases(cfg: DictConfig) -> dict[str, str]:
-    """`stages.quantize.method` → `quant`: where a field of a stage, and then of a node, is nothing but a reference to
-    what people set."""
+    """`stages.quantize.method` → `quant`: where a field of a stage, or of what is in one, and then of a node, is a
+    reference to what people set and nothing else."""
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     nodes = {f"stages.{name}": node for name, node in (raw.get("stages") or {}).items()}
     nodes |= {name: node for name, node in raw.items() if name not in ("stages", "hydra")}
     found = {"config.": ""}
-    for where, node in nodes.items():
+    while nodes:
+        where, node = next(iter(nodes.items()))
+        del nodes[where]
         for name, value in node.items() if isinstance(node, Mapping) else ():
-            if isinstance(value, str) and (match := _REFERENCE.fullmatch(_WITH_FILE.sub(r"\1", value))):
+            if isinstance(value, Mapping):
+                nodes[f"{where}.{name}"] = value
+            elif isinstance(value, str) and (match := _REFERENCE.fullmatch(_COMPUTED.sub(r"\1", value))):
                 found[f"{where}.{name}"] = match[1]
     return found
 
 
-def _as_typed(problem: Problem, aliases: Mapping[str, str]) -> Problem:
-    """The problem under the name that people type: `stages.evaluate.engine.mesh` is `engine.mesh`, and that `mesh`."""
-    where = problem.where
+def _as_typed(problem: Problem, aliases: Mapping[str, str], known: Collection[str]) -> Problem:
+    """The problem under the name that people type: `stages.evaluate.engine.mesh` is `engine.mesh`, and that `mesh`. Who
+    has said a name of its own, of one of the `known` groups, is not to be named as well."""
+    where, message = problem.where, problem.message
+    if (own := _OWN_NAME.match(message)) is not None and own[1] in known:
+        name, _, rest = message.partition(": ")
+        return Problem(name, rest)
     for prefix, alias in aliases.items():
         if where.startswith(prefix):
             where = alias + where.removeprefix(prefix)
-    return Problem(where, problem.message)
+    return Problem(where, message)
 
 
 def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
     """Plain containers with every interpolation followed; one problem for each that leads nowhere."""
     global _env_asked
     _env_asked = False
+    quants_named.clear()
     problems: list[Problem] = []
     tree: dict[str, Any] = {}
     for key in map(str, cfg):
@@ -256,6 +290,7 @@ def _of_family(name: str) -> str:
     return f", a folder or hf://owner/name: {chosen} is a family{named}"
 
 
+quants_named: set[str] = set()  # quant options that rules or lists of the config that was resolved last ask for
 _environment: dict[str, str] = {}  # variables that configs of this process asked for
 _env_asked = False  # whether the config that was resolved last asked for any
 _naming = False

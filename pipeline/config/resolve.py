@@ -9,6 +9,7 @@ YAML can only reach dataclasses of packages on the allow-list, so it cannot call
 
 import dataclasses
 import importlib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -152,6 +153,8 @@ class Resolver:
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
             return self._value(value, inner[0], where)
+        if type(value) in inner and type(value) in (int, float):
+            return self._scalar(value, type(value), where)
         if type(value) in inner or any(
             typing.get_origin(a) is typing.Literal and value in typing.get_args(a) for a in inner
         ):
@@ -182,6 +185,10 @@ class Resolver:
         return built
 
     def _scalar(self, value: Any, hint: Any, where: str) -> Any:
+        if type(value) is int and hint in (int, float) and not -(2**63) <= value < 2**63:
+            return self.note(where, f"{value:.3e} is too large; whole numbers have 64 bits")
+        if type(value) is float and hint is float and not math.isfinite(value):
+            return self.note(where, f"a finite number is expected, got {value}")
         if hint is float and type(value) is int:
             return float(value)
         if hint is str and type(value) in (int, float):

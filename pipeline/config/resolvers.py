@@ -10,10 +10,10 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.config import quicker
-from pipeline.config.compose import env, plain, unresolved
+from pipeline.config.compose import env, plain, quants_named, unresolved
 from pipeline.config.measuring import of_conversion, of_model, of_quality, unfinished
 from pipeline.config.names import run_name
 from pipeline.config.options import CONF, options
@@ -69,7 +69,7 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
         ConfigError: a name that is no quant option.
     """
     found: dict[str, Any] = {}
-    for rule in (rule for rules in lists for rule in rules or ()):
+    for rule in (rule for rules in lists if isinstance(rules, list | ListConfig) for rule in rules):
         name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
         if isinstance(name, str) and name not in ("quant", "keep"):
             if name not in (known := options("quant")):
@@ -146,6 +146,7 @@ def input_rotation(block: Any, *, _root_: DictConfig) -> Any:
 
 def _quant_node(name: str, root: DictConfig) -> Any:
     """What `quant=NAME` would compose to, around it the rest of the config."""
+    quants_named.add(name)
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     loaded = repository.load_config(f"quant/{name}")
     around = {k: v for k, v in OmegaConf.to_container(root, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
@@ -153,14 +154,14 @@ def _quant_node(name: str, root: DictConfig) -> Any:
     return OmegaConf.to_container(merged.node, resolve=True)
 
 
-def rules_with(file: Any, rules: Any) -> list[Any]:
+def rules_with(file: Any, rules: Any) -> Any:
     """`rules`, and behind them those of a file, if there is one.
 
     Raises:
         ConfigError: it cannot be read, or is no list of rules.
     """
-    found: list[Any] = [*(plain(rules) or ())]
-    if file is None:
+    found = plain(rules) or []
+    if file is None or not isinstance(found, list):  # which the check of types says
         return found
     path = Path(os.path.expanduser(str(file)))
     if not path.is_file():
@@ -180,12 +181,13 @@ def quant_options(names: Any) -> list[str]:
     Raises:
         ConfigError: there is no such option, or it is no list.
     """
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-        raise ConfigError(f"quants={names}: a list of quant options is expected, such as [none,int8]")
-    for name in names or ():
+    names = plain(names)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"a list of quant options is expected, such as [none,int8], got {names!r}")
+    for name in names:
         if name not in (known := options("quant")):
-            raise ConfigError(f"quants: there is no quant option {name!r}{did_you_mean(name, known, 30)}")
-    return list(names or ())
+            raise ConfigError(f"there is no quant option {name!r}{did_you_mean(name, known, 30)}")
+    return names
 
 
 def wide_enough_for(written: str) -> str:

@@ -199,7 +199,9 @@ def make_plan(
             stand_in[node.name] = had[node.name].result
             continue
         given = {param: stand_in[source] for param, source in node.inputs.items() if source in stand_in}
-        if not given.keys() | node.optional >= node.inputs.keys():
+        lost = {param: plan.nodes[source] for param, source in node.inputs.items() if param not in given}
+        # Without something that was to be read, as a teacher, a stage would miss what was asked for.
+        if any(param not in node.optional or not source.inputs for param, source in lost.items()):
             continue
         predict = optional(node.stage, StageHooks, "plan")
         node.computes = predict is not None

@@ -48,6 +48,8 @@ class Report(Card):
         tensors: the same by tensor.
         gains: name, group, encoding, by, signal and `lost` (step → what outputs lost after it) of every tensor that was
             quantized in several steps, see `pipeline.tensors.stats.Gain`.
+        nonfinite: name and encoding of every tensor that was written with NaN or infinities, and the `count` of its
+            values, or of scales where it is packed, that are such.
         nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written; nbytes_source: in the source.
         encodings: what is packed of what it gives: encoding → values.
         chunks: chunks in all, and how many an earlier try had done.
@@ -101,6 +103,7 @@ class Report(Card):
     environment: dict[str, Any] = field(default_factory=dict)
     traces: dict[str, str] = field(default_factory=dict)
     gains: list[dict[str, Any]] = field(default_factory=list)
+    nonfinite: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -163,6 +166,7 @@ def build_report(
     stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
     errors: dict[str, ErrorStats] = {}
     gains: dict[str, Gain] = {}
+    nonfinite: Counter[str] = Counter()
     backends: set[tuple[str, ...]] = set()
     declined: Counter[Declined] = Counter()
     done = {"all": 0, "reused": 0}
@@ -187,6 +191,7 @@ def build_report(
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         for name, of in record.get("gains", {}).items():  # which an earlier version did not write down
             gains[name] = gains.get(name, Gain()) + Gain(*of)
+        nonfinite.update(record.get("nonfinite", {}))  # as little
         backends |= {tuple(b) for b in record["backends"]}
         for *what, times in record["declined"]:
             count_declined(declined, tuple(what), times)
@@ -227,6 +232,10 @@ def build_report(
         gains=[
             {"name": n, "group": group_of(n), "encoding": specs[n].encoding if n in specs else "", **plain(g)}
             for n, g in gains.items()
+        ],
+        nonfinite=[
+            {"name": n, "encoding": specs[n].encoding if n in specs else "", "count": count}
+            for n, count in sorted(nonfinite.items())
         ],
         nbytes_bf16=sum(2 * s.size for s in specs.values()),
         nbytes_in=sum(f.nbytes for f in plan.inputs),

@@ -50,7 +50,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         drop = ["max abs", "RMSE"] if mixed else []
         found.append(table(title, columns, errors, right=range(1 + mixed, len(columns)), drop=drop))
     found += _gained_table(report.gains)
-    found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
+    found += [*_nonfinite_table(report.nonfinite), *ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         came = seen and name not in report.found and not report.reused
         found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
@@ -122,6 +122,12 @@ def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     groups = Counter((r["stage"], group_of(r["tensor"]), r["reason"]) for r in rows)
     lines = [(stage, tensor, f"×{n}", reason) for (stage, tensor, reason), n in groups.items()]
     return _capped_table("Left out", ("by", "tensors", "", "because"), lines)
+
+
+def _nonfinite_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What no model computes with, and was in the source, or was asked for."""
+    lines = [(r["name"], r["encoding"], f"{r['count']:,}") for r in rows]
+    return _capped_table("Warning: NaN or infinities, written as they are", ("tensor", "as", ""), lines)
 
 
 def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:

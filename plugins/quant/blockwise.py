@@ -3,18 +3,19 @@
 What the usual names stand for is in conf/quant: constants over these fields.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.ops import Call, Kernel
 from pipeline.rules import Rule
+from pipeline.settings import LARGEST
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, SECONDS, STRUCTS, ZEROS, Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.blocks import matrix_extremes
@@ -25,6 +26,8 @@ from plugins.kernels.quantize.scratch import scratch_nbytes
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
+
+MOST_FACTOR = 100  # on a scale: codes have 8 bits at most, and the best factors lie about 1
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,34 @@ class Blockwise:
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise PlanError(problems, exit_code=ConfigError.exit_code)
         if self.scheme.is_struct:
             raise ConfigError(f"element {self.element} is a struct of ggml, which plugins.quant.structs.Structs makes")
         if problem := self.recipe.problem(self.scheme):
             raise ConfigError(problem)
-        for elems in self.narrower:
-            if elems < 1:
-                raise ConfigError(f"narrower={[*self.narrower]}: blocks of {elems} columns")
+
+    def _problems(self) -> Iterator[Problem]:
+        """What is wrong with fields by themselves, under the names that they have here."""
+        known: dict[str, Iterable[str]] = {
+            "element": (*ELEMENT_BITS, *STRUCTS), "scale": SCALE_DTYPES, "zero_point": ZEROS, "second": SECONDS,
+        }  # fmt: skip
+        for name, choices in known.items():
+            given = getattr(self, name)
+            if given is not None and given not in choices:
+                yield Problem(name, f"{given!r} is not a choice{did_you_mean(given, choices, 30)}")
+        for name in ("block_elems", "block_rows"):
+            if not 0 <= (elems := getattr(self, name)) <= LARGEST:
+                yield Problem(name, f"{elems}: 0, which means all, to {LARGEST:,} is allowed")
+        if any(not 1 <= elems <= LARGEST for elems in self.narrower):
+            yield Problem("narrower", f"{[*self.narrower]}: blocks of 1 column or more are allowed")
+        if any(not 0 < factor < MOST_FACTOR for factor in self.search_grid):
+            yield Problem("search_grid", f"{[*self.search_grid]}: factors above 0 and below {MOST_FACTOR} are allowed")
+        for name in ("least_scale", "zero_scale"):
+            if (scale := getattr(self, name)) is not None and scale < 0:
+                yield Problem(name, f"{scale}: 0 or more is allowed")
+        if not 0 <= self.seed < 2**63:
+            yield Problem("seed", f"{self.seed}: a whole number from 0 to 2^63-1 is allowed")
 
     def fitted(self, shape: tuple[int, ...]) -> "Blockwise":
         """See `pipeline.method.MethodHooks`: with the first of `narrower` that fits, where `block_elems` does not."""

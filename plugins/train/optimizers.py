@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, ClassVar, Protocol
 
+from pipeline.bounds import MOST_RATE
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.hooks import hooks_of
 from plugins.train.schedules import Schedule
@@ -90,7 +91,12 @@ class Common:
             raise PlanError(problems)
 
     def _problems(self) -> Iterator[Problem]:
-        for name, (least, below) in {"rate": (0, None), "decay": (0, None), **self.limits}.items():
+        if not 0 < self.rate < MOST_RATE:
+            yield Problem("rate", f"{self.rate}: a number above 0 and below {MOST_RATE:,.0f} is needed")
+        elif self.decay * self.rate >= 1:
+            text = f"{self.decay}: times the rate, {self.rate}, it is to be below 1"
+            yield Problem("decay", f"{text}, or an update leaves nothing of weights")
+        for name, (least, below) in {"decay": (0, None), **self.limits}.items():
             value = getattr(self, name)
             if not (least <= value and (below is None or value < below)):
                 allowed = f"from {least}" + ("" if below is None else f" to below {below}")

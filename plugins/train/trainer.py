@@ -17,6 +17,7 @@ from pipeline.mesh import SINGLE, Parameter
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
+from pipeline.settings import LARGEST
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang, Saves
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import StoreHooks
@@ -79,8 +80,8 @@ class Trainer:
     peak_flops: float | None = field(default=None, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: at least 1 update is needed")
+        if not 1 <= self.steps <= LARGEST:
+            raise ValueError(f"steps={self.steps}: at least 1 update is needed, and at most {LARGEST:,}")
         if self.peak_flops is not None and not self.peak_flops > 0:
             raise ValueError(f"peak_flops={self.peak_flops}: more than 0 are needed, or null: what is known")
         if self.batch < 1:

@@ -488,10 +488,10 @@ def test_damage_is_said_with_its_place(
     del config["quantization_config"]["config_groups"]
     (word / "config.json").write_text(json.dumps(config))
     code, err = said(word)
-    assert code == 3
+    assert code == 4
     assert "config_groups has no group with weights" in err
     del config["quantization_config"]
     (word / "config.json").write_text(json.dumps(config))
     code, err = said(word)
-    assert code == 3
+    assert code == 4
     assert "model.layers.0.mlp.experts" in err

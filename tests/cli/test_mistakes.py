@@ -73,6 +73,20 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} max_tokens=9", 2, "did you mean sampling.max_tokens?"),
     (f"{G} flow=generate sampling.temperature=hot", 2, "sampling.temperature: a number is expected, got 'hot'"),
     (f"{G} {{export.path=a b!}}", 2, "' ' ends a value; one with it goes in quotes, here 'export.path=\"a b!\"'"),
+    # What nothing looks at.
+    (f"{G} {C} sampling.max_tokens=5", 2, "sampling.max_tokens=5: nothing in flow=convert (load, decode,"),
+    (f"{G} {C} quant=int4 export.nvfp4_second=f32", 2, "refers to it, with what else is chosen; leave it out"),
+    (f"{G} flow=full train.steps=3", 2, "train.steps=3: nothing in flow=full"),
+    (f"{G} flow=bench_train engine.device=cpu prompt=x", 2, "prompt=x: nothing in flow=bench_train"),
+    # Numbers beyond all bounds.
+    (f"{G} flow=bench_train bench.rounds=1000000", 2, "bench.rounds=1000000: 1,000 or less is allowed"),
+    (f"{G} flow=bench_train bench.rate=inf", 2, "bench.rate: a finite number is expected, got inf"),
+    (f"{G} flow=bench_train bench.rounds=many", 2, "error: bench.rounds: a whole number is expected, got 'many'"),
+    (f"{G} flow=bench engines=[jax] quants=-1", 2, "quants: a list of quant options is expected, such as"),
+    (f"{G} {C} quant=q4_k quant.rules=-1", 2, "quant.rules: a list is expected, got -1"),
+    (f"{G} {C} quant=int4 quant.zero_point=it", 2, "quant.zero_point: 'it' is not a choice; did you mean 'int'"),
+    (f"{G} {C} quant=int4 quant.search_grid=[0]", 2, "quant.search_grid: [0.0]: factors above 0 and below 100 are"),
+    (f"{G} {C} seed=100000000000000000000", 2, "seed: 1.000e+20 is too large; whole numbers have 64 bits"),
     # Short verbs.
     ("convert", 2, "convert: of which checkpoint? weightmill convert DIR, FILE.gguf or hf://owner/name"),
     ("convert llama int4", 2, "one word too many; write python -m pipeline convert llama --quant int4"),

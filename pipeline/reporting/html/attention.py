@@ -46,6 +46,9 @@ def _state(run: Told) -> Iterator[str]:
 def _of_report(run: Told, report: Report) -> Iterator[str]:
     if report.exit_code:
         yield f"A comparison found differences: exit code {report.exit_code}."
+    if report.nonfinite:
+        count, names = sum(row["count"] for row in report.nonfinite), [str(row["name"]) for row in report.nonfinite]
+        yield f"NaN or infinities were written as they are, {count:,} of values or scales: {some(names)}."
     yield from _over(report)
     yield from _gone(run, report)
     for stage, said in report.chosen.items():
