@@ -2,9 +2,9 @@
 
 Imports are half of what a short command takes, and tests run hundreds. What is forked is a process of its own like any
 other (folder, variables, streams, session, exit code) and goes through `pipeline/__main__.py` from the top; only the
-modules are there, and nothing of ours has been called. No framework is among them; for commands that run a model there
-is a second one, which has imported JAX too, and like them started nothing in it. How Python itself starts is what
-`tests.cli.run.start` is for.
+modules are there, and what other people's parsers have found out about a grammar: nothing of ours has been called. No
+framework is among them; for commands that run a model there is a second one, which has imported JAX too, and like them
+started nothing in it. How Python itself starts is what `tests.cli.run.start` is for.
 """
 
 import atexit
@@ -40,16 +40,52 @@ IMPORTED = (
     *(f"plugins.formats.{name}.dialect" for name in ("bitsandbytes", "compressed_tensors", "gpt_oss", "modelopt")),
     "plugins.formats.gguf.model", "plugins.formats.safetensors.hugging_face", "plugins.engine.engine",
     *(f"plugins.models.{name}.family" for name in ("cnn", "gemma", "gpt_oss", "llama", "mlp", "qwen")),
-    "plugins.tokenizers.auto", "plugins.tokenizers.loaded",
+    "plugins.tokenizers.auto", "plugins.tokenizers.loaded", "antlr4.LL1Analyzer", "encodings.ascii",
+    "importlib.readers",
+    "omegaconf._impl", "orjson", "dask.task_spec", "rich._unicode_data.unicode17-0-0", "hydra._internal.logging_config",
+    *(f"hydra._internal.core_plugins.{name}" for name in (
+        "bash_completion", "fish_completion", "importlib_resources_config_source", "structured_config_source",
+        "zsh_completion",
+    )),
+    *(f"pipeline.config.{name}" for name in ("explain", "grammar", "jobs", "model_types")), "pipeline.events",
+    *(f"pipeline.planning.{name}" for name in ("model_choice", "obstacles")),
+    *(f"pipeline.records.{name}" for name in (
+        "gains", "index", "lines", "points", "registry", "rows", "schemas", "sweeps", "system", "tries", "typed",
+    )),
+    *(f"pipeline.reporting.{name}" for name in (
+        "clocks", "html.place", "mesh", "progress", "tables", "trace", "writing",
+    )),
+    *(f"pipeline.running.{name}" for name in (
+        "attempt", "description", "exports", "lane", "member", "peak", "progress", "runner", "tasks", "traced", "why",
+    )),
+    *(f"plugins.formats.{name}.dialect" for name in ("awq", "fp8", "gptq")), "plugins.formats.hub.remote",
+    *(f"plugins.kernels.{name}" for name in (
+        "cast.reference", "dequantize.reference", "fastest.sizes", "pallas.scheme", "quantize.declines",
+        "quantize.mxfp4", "quantize.native", "quantize.numpy", "quantize.reference.block", "quantize.structs",
+    )),
 )  # fmt: skip
 MODELS = (
     "plugins.engine.start", "plugins.engine.session", "plugins.engine.generate", "plugins.engine.score",
     "plugins.models.device", "plugins.models.gpt_oss.model", "plugins.models.llama.model",
     *(f"plugins.kernels.{op}.{name}" for op in ("attention", "matmul", "moe", "rope") for name in ("native", "xla")),
     "plugins.kernels.embed.xla", "plugins.kernels.rms_norm.xla", "plugins.kernels.softmax.xla",
-    "plugins.tokenizers.huggingface", "plugins.train.trainer",
+    *(f"plugins.kernels.{op}.declines" for op in ("attention", "matmul", "moe")), "plugins.kernels.rms_norm.native",
+    *(f"plugins.kernels.{op}.reference" for op in (
+        "attention", "embed", "matmul", "moe", "rms_norm", "rope", "softmax",
+    )),
+    "plugins.engine.loader", "plugins.kernels.cast.numpy", "plugins.kernels.dequantize.numpy",
+    "plugins.kernels.fastest.table", "plugins.models.gpt_oss.parameters", "plugins.tokenizers.huggingface",
+    "plugins.train.trainer", "tokenizers.implementations", "jax.experimental.multihost_utils",
+    "jaxlib.mlir.dialects.mhlo",
+    "jaxlib.mlir.dialects.builtin", "fastjsonschema",
 )  # fmt: skip
 """What runs of models import, too."""
+TYPED = ("a=b", "+a.b=1", "++a.b=-1.5e-3", "~a", "a/b=c_d-e", "a=[b,c]", "a={b: c, d: [1, true]}", "a=b,c", "a='b c'",
+         "a=null", "a=/b/c.d", "a=${b.c}", "a=${b:c}/d")  # fmt: skip
+"""Overrides of every kind, as Hydra's grammar has them."""
+REFERRING = ("${a}", "${a.b_c}", "${.a}", "${..a.b}", "${a:b,c}", "${a:${b.c}}", "${a:${b},${c.d},e}/f", "a-${b} c",
+             "${a.b:C,}", "${a:'b c',1}")  # fmt: skip
+"""Texts of YAML files that refer to others, as OmegaConf's has them."""
 OF_JAX = ("JAX_", "XLA_", "OMP_")
 """Variables that JAX reads as it is imported, or threads that come with it."""
 COMPUTES = ("full", "evaluate", "generate", "parity", "sensitivity", "distill", "finetune", "train", "teacher")
@@ -185,10 +221,22 @@ def _look_in_the_folder_of(args: list[str]) -> None:
             extend.use(folder)
 
 
+def _learn_grammars() -> None:
+    """Parse what is parsed by every command. ANTLR finds out what may come next as it meets it and remembers that, once
+    for all parsers of a grammar: a tenth of what a short command takes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import grammar_parser
+
+    OverridesParser.create().parse_overrides([*TYPED])
+    for text in REFERRING:
+        grammar_parser.parse(text)
+
+
 def _main(fd: int, *, models: bool) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in (*IMPORTED, *MODELS) if models else IMPORTED:
         importlib.import_module(name)
+    _learn_grammars()
     del sys.modules["pipeline.__main__"]  # which each command runs from the top
     gc.collect()
     gc.freeze()
