@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, Scheme
-from plugins.kernels.native import build, compiler, library
+from plugins.kernels.native import compiler, library
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
@@ -27,23 +27,12 @@ BEST = "best"
 """Whatever the machine has, extensions too, which no name of an instruction set brings along."""
 
 
-_FLAGS = build.FLAGS
-
-
-def instruction_set(name: str, monkeypatch: pytest.MonkeyPatch, *, quickly: bool = False) -> str:
-    """`name`, forced, or `BEST`; skips the test where the machine lacks it. `quickly`: compiled with `flags`."""
+def instruction_set(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """`name`, forced, or `BEST`; skips the test where the machine lacks it."""
     if name == BEST:
         monkeypatch.delenv(library.ISA, raising=False)
     elif library.ISAS.index(name) > library.core().wm_isa():
         pytest.skip(f"this machine has no {name}")
     else:
         monkeypatch.setenv(library.ISA, name)
-        monkeypatch.setattr(build, "FLAGS", flags(name) if quickly else build.FLAGS)
     return name
-
-
-def flags(isa: str) -> tuple[str, ...]:
-    """What to compile with for an instruction set: quickly, in half the time, for one below the machine's own, which is
-    compiled as people have it. What kernels give follows from the sources, however much they are optimized."""
-    below = isa != "" and library.ISAS.index(isa) < library.core().wm_isa()
-    return tuple("-O1" if below and flag == "-O3" else flag for flag in _FLAGS)

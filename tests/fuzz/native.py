@@ -1,5 +1,4 @@
-"""Random calls of all ops with native kernels, held to the other backends: `python -m tests.fuzz.native SEED COUNT`,
-and `quickly` where all but the machine's own instruction set may be compiled so (tests/cases/native.py).
+"""Random calls of all ops with native kernels, held to the other backends: `python -m tests.fuzz.native SEED COUNT`.
 
 Sizes are no multiple of anything, arrays lie anyhow, every instruction set of the machine takes its turn; whatever a
 kernel declines is left out, so that what it learns is fuzzed at once; COUNT calls of each op are made. Then all are
@@ -44,7 +43,6 @@ from plugins.kernels.gptq import cases as gptq_cases
 from plugins.kernels.moe.cases import glu
 from plugins.kernels.native import build, library
 from plugins.kernels.quantize_by_outputs import cases as by_outputs_cases
-from tests.cases.native import flags
 
 PAGE = mmap.PAGESIZE
 FLOATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
@@ -344,15 +342,10 @@ def check(op: str, backend: str, case: Case, found: Any) -> None:
         agree(expected, found, unit=max(unit_of(expected.dtype), about(backend).unit))
 
 
-def force(isa: str, *, quickly: bool) -> None:
-    os.environ[library.ISA] = isa
-    build.FLAGS = flags(isa) if quickly else build.FLAGS  # type: ignore[misc]
-
-
-def gradients(seed: int, isas: tuple[str, ...], *, quickly: bool) -> None:
+def gradients(seed: int, isas: tuple[str, ...]) -> None:
     """Of one random call of each op that has any, each under another instruction set, held to those of float64."""
     for i, op in enumerate(("matmul", "moe", "attention", "rope")):
-        force(isas[i % len(isas)], quickly=quickly)
+        os.environ[library.ISA] = isas[i % len(isas)]
         contract = type("Contract", (ModelOpContract,), {"op": op})()
         plain = filter(partial(_plain, contract), cases(op, "native", seed, MOST_TRIED))
         contract.test_gradients_are_those_of_float64("native", next(plain))
@@ -373,15 +366,14 @@ def limits(rng: np.random.Generator) -> None:
     machine.limits().wm_limit_dot_int8(library.isa(), 3, 0.5, found.ctypes.data)
 
 
-def main(seed: int, count: int, *, quickly: bool) -> None:
+def main(seed: int, count: int) -> None:
     ctypes.CDLL = Watched  # type: ignore[misc]
     jax.config.update("jax_disable_most_optimizations", True)  # programs that run twice
     isas = (*library.ISAS[: library.isa() + 1], "")  # at last with whatever the machine has beside its instruction set
     made, done = [], Counter[str]()
     for op, backend in ops():
         for i, case in enumerate(cases(op, backend, seed, count)):
-            isa = isas[i % len(isas)]
-            force(isa, quickly=quickly)
+            os.environ[library.ISA] = isa = isas[i % len(isas)]
             said = f"{op} {backend} {i}: {case.name} {[getattr(a, 'shape', None) for a in case.args]} {isa}"
             print(said, file=sys.stderr, flush=True)  # the last line is the one that ended it
             again = call(op, backend, case)
@@ -389,10 +381,10 @@ def main(seed: int, count: int, *, quickly: bool) -> None:
             check(op, backend, case, found)
             made.append((isa, again, content(found), said))
             done[f"{op} {backend} {case.name}" if op in CALLS else f"{op} {backend}"] += 1
-    gradients(seed, isas, quickly=quickly)
+    gradients(seed, isas)
     with ThreadPoolExecutor(3) as pool:
         for isa in isas:
-            force(isa, quickly=quickly)
+            os.environ[library.ISA] = isa
             limits(np.random.default_rng([seed, len(isa)]))
             mine = [one for one in made if one[0] == isa]
             for (_, _, before, said), found in zip(mine, pool.map(lambda one: one[1](), mine), strict=True):
@@ -402,4 +394,4 @@ def main(seed: int, count: int, *, quickly: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), quickly="quickly" in sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]))

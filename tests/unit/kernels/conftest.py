@@ -24,6 +24,6 @@ def quick_at_first(thorough: bool) -> Iterator[None]:
 
 
 @pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, thorough: bool) -> str:
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each instruction set that this machine has, forced; the others' tests are skipped."""
-    return instruction_set(request.param, monkeypatch, quickly=not thorough)
+    return instruction_set(request.param, monkeypatch)

@@ -34,8 +34,8 @@ SCHEMES = {
 
 
 @pytest.fixture(params=(*library.ISAS, BEST))
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, thorough: bool) -> str:
-    return instruction_set(request.param, monkeypatch, quickly=not thorough)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    return instruction_set(request.param, monkeypatch)
 
 
 def rounded(x: Any) -> Any:
