@@ -1,10 +1,5 @@
 """How large and how small a number may be that people set, in the same words wherever that is checked."""
 
-from typing import Final
-
-MOST_RATE: Final = 1000.0
-"""Of learning: below this. An update of Adam's is about the rate itself, and no weight is as large."""
-
 
 def outside(value: float, least: float, most: float) -> str | None:
     """What is allowed, where `value` is not; None: it is."""

@@ -140,11 +140,9 @@ class BenchQuality:
         own = ctx.run_dir / CELLS / (name.strip().replace(" ", "-").replace("+", "-"))
         tied = [s.nbytes for n, s in specs.items() if n.endswith("embed_tokens.weight")] if not any(
             n.endswith("lm_head.weight") for n in specs) else []  # fmt: skip
-        calibrates = any(o.startswith("calibrate=") and o != "calibrate=none" for o in set_)
-        common = [o for o in self._common(checkpoint) if calibrates or not o.startswith("calibrate.")]
         return Ours(
             overrides=(
-                *common, *set_, *self._chosen_on(set_), "flow=evaluate",
+                *self._common(checkpoint), *set_, *self._chosen_on(set_), "flow=evaluate",
                 f"paths.run={quoted(str(own))}", f"paths.outputs={quoted(self.outputs)}",
             ),
             plain={n: s.nbytes for n, s in specs.items()}, head=sum(tied), values=sum(s.size for s in specs.values()),

@@ -11,7 +11,7 @@ from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.training import Trainer, Updates
 from pipeline.bench.turns import Turns
-from pipeline.bounds import MOST_RATE, outside
+from pipeline.bounds import outside
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import vocabulary
@@ -65,10 +65,9 @@ class BenchTrain:
         for name, (least, most) in {"rows": (1, MOST), "length": (2, MOST), "steps": (1, MOST)}.items():
             if why := outside(number := getattr(self, name), least, most):
                 raise ConfigError(f"bench.{name}={number}: {why}")
-        if not 0 < self.rate < MOST_RATE:
-            raise ConfigError(f"bench.rate={self.rate}: more than 0 is allowed, and less than {MOST_RATE:,.0f}")
-        if not self.wrong_loss > 0:
-            raise ConfigError(f"bench.wrong_loss={self.wrong_loss}: more than 0 is allowed")
+        for name in ("rate", "wrong_loss"):
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"bench.{name}={value}: more than 0 is allowed")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocabulary(checkpoint)

@@ -12,10 +12,7 @@ from pipeline.errors import ConfigError, did_you_mean
 
 AUTO = "quant=auto"
 SETTINGS = ("bits", "kl", "quants", "keep", "text")  # of quant=auto, and of flow=allocate by the same names
-BESIDES = (  # what the first run is not told, and has no use for
-    "flow", "stages", "export", "sampling", "train", "data", "paths.run", "prompt", "prompts", "prompt_file",
-    "prompts_file", "chat", "system", "activations_rotate", "allow_requantize",
-)  # fmt: skip
+BESIDES = ("flow", "stages", "export", "sampling", "train", "data", "paths.run")  # what the first run is not told
 RULES = "rules.yaml"
 
 Then = Callable[[str | Path], list[str]]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,7 +16,6 @@ from omegaconf.resolvers import oc
 from pipeline import redact
 from pipeline.config import families, kernels, synonyms
 from pipeline.config.joined import joined, with_exports
-from pipeline.config.measuring import HANDED
 from pipeline.config.options import allowed_packages, keys, no_model, option_folders, options
 from pipeline.config.resolve import Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -27,12 +25,6 @@ from pipeline.tracker import Tracker
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
 _EACH = re.compile(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)*)[}\[,]")  # of what is looked up in a text
 _ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever was typed
-_HANDED = re.compile(rf"\$\{{({'|'.join(HANDED)}):{re.escape(_ANY)}\}}")  # what is handed to them of that
-_NAME = re.compile(rf"\$\{{run_name:{re.escape(_ANY)}\}}")  # of a run, which does nothing with it
-_ALWAYS = (*Spine.__dataclass_fields__, "tracker", "model", "zip")  # looked at in every run; a model chooses stages
-# What flow=allocate looks at beside the model: a run that takes its rules_file= may be typed with the same, and that of
-# quant=auto is.
-_MEASURING = ("evaluate", "calibrate", "engine", "tokenizer", "mesh")
 # What is made of one thing that people set: rules, with those of a file behind them; options that are listed by name.
 _COMPUTED = re.compile(r"\$\{(?:rules_with:\$\{rules_file\},|quant_options:|quants_by_name:)(.+)\}")
 _OWN_NAME = re.compile(r"([a-z]\w*)\.[\w.]+(?:=.*?)?: ", re.S)  # `bench.rows=-1: 1 or more is allowed`
@@ -94,8 +86,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
 
 
 def check_choices(runs: Sequence[RunConfig]) -> None:
-    """Raises PlanError when something was typed that no job of a sweep makes use of; some of them may do without."""
-    found = [p for name, p in runs[0].unused.items() if all(name in run.unused for run in runs)] if runs else []
+    """Raises PlanError when something was chosen that no job of a sweep makes use of; some of them may do without."""
+    found = [p for group, p in runs[0].unused.items() if all(group in run.unused for run in runs)] if runs else []
     if found:
         raise PlanError(found, exit_code=ConfigError.exit_code)
 
@@ -155,51 +147,36 @@ def _astray(cfg: DictConfig) -> list[Problem]:
 
 
 def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
-    """What was typed (`sampling=nucleus`, `sampling.top_k=5`), by its name → what is wrong with it, where none of
-    `nodes` refers to the group or key that it is of, nor what these refer to."""
-    typed = [o.partition("=")[::2] for o in _overrides() if not o.startswith("~")]
-    ours = {*cfg} - {*_ALWAYS, "stages"}
-    given = {}  # what is added and nobody has a name for is said of by `_astray`
-    for key, value in typed:
-        name, place = key.lstrip("+"), re.split("[/@.]", key.lstrip("+"), maxsplit=1)[0]
-        if place in ours and (key == name or options(name.partition("@")[0]) or place in keys()):
-            given[name] = place, value
-    if not given:
+    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
+    it, nor what these refer to."""
+    typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
+    places = {group: re.split("[/@]", group)[0] for group, _ in typed}
+    looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
+    chosen = {
+        group: option
+        for group, option in typed
+        if places[group] in {*cfg} - looked_at and options(group.partition("@")[0])
+    }
+    if not chosen:
         return {}
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    todo, known = {*nodes, *_ALWAYS, *(_MEASURING if cfg.get("rules_file") else ())}, set[str]()
+    todo, known = {*nodes}, set[str]()
     while todo:
         known |= todo
-        text = _NAME.sub("", "".join(_text(raw, path.split(".")) for path in todo))
-        known |= {root for way in _HANDED.findall(text) for root in HANDED[way]}
-        if _ANY in _HANDED.sub("", text):
+        text = "".join(_text(raw, path.split(".")) for path in todo)
+        if _ANY in text:
             return {}
-        text += "".join(map(_text_of_quant, quants_named - known))
-        known |= quants_named
         todo = {*_EACH.findall(text)} - known
-    roots = {path.partition(".")[0] for path in known}
+    known = {path.partition(".")[0] for path in known}
     stages = ", ".join(path.partition(".")[2] for path in nodes if path.startswith("stages."))
     by_name = any(key == "stages" for key, _ in typed)
     where = f"nothing in stages=[{stages}]" if by_name else f"nothing in flow={_chosen('flow')} ({stages})"
     said = "leave it out, or choose a flow or stages= that do"
-    found = {}
-    for name, (place, value) in given.items():
-        if place not in roots:
-            found[name] = Problem(f"{name}={value}", f"{where} refers to {place}; {said}")
-        elif place != "kernels" and not options(name.partition("@")[0]) and not _among(name, known):
-            found[name] = Problem(f"{name}={value}", f"{where} refers to it, with what else is chosen; leave it out")
-    return found
-
-
-def _among(name: str, paths: Collection[str]) -> bool:
-    """Whether one of `paths` leads to the setting, through it or into it."""
-    return any(p == name or name.startswith(f"{p}.") or p.startswith(f"{name}.") for p in paths)
-
-
-def _text_of_quant(name: str) -> str:
-    """The YAML of a quant option as it was written."""
-    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
-    return str(OmegaConf.to_container(repository.load_config(f"quant/{name}").config, resolve=False))
+    return {
+        group: Problem(f"{group}={option}", f"{where} refers to {places[group]}; {said}")
+        for group, option in chosen.items()
+        if places[group] not in known
+    }
 
 
 def _text(raw: Any, path: Sequence[str]) -> str:
@@ -252,7 +229,6 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
     """Plain containers with every interpolation followed; one problem for each that leads nowhere."""
     global _env_asked
     _env_asked = False
-    quants_named.clear()
     problems: list[Problem] = []
     tree: dict[str, Any] = {}
     for key in map(str, cfg):
@@ -290,7 +266,6 @@ def _of_family(name: str) -> str:
     return f", a folder or hf://owner/name: {chosen} is a family{named}"
 
 
-quants_named: set[str] = set()  # quant options that rules or lists of the config that was resolved last ask for
 _environment: dict[str, str] = {}  # variables that configs of this process asked for
 _env_asked = False  # whether the config that was resolved last asked for any
 _naming = False

@@ -9,7 +9,6 @@ from pipeline.errors import ConfigError
 MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
 CONVERSION = (*MODEL, "quant", "export", "kernels", "dask", "allow_requantize")  # … and what becomes of them
 QUALITY = (*MODEL, "calibrate", "evaluate", "kernels", "dask", "allow_requantize")  # … and what is made of texts
-HANDED = {"of_model": MODEL, "of_conversion": CONVERSION, "of_quality": QUALITY}  # by which resolver
 RECORD = "manifest.json"  # what a run that is complete has
 
 

@@ -32,11 +32,12 @@ class Resolver:
 
     Attributes:
         packages: top-level packages that `_target_` may name.
+        finite: whether numbers are to be finite, as people set them; what was found may be otherwise.
         problems: what was found so far.
     """
 
-    def __init__(self, packages: Iterable[str] = OWN_PACKAGES):
-        self.packages = tuple(packages)
+    def __init__(self, packages: Iterable[str] = OWN_PACKAGES, *, finite: bool = True):
+        self.packages, self.finite = tuple(packages), finite
         self.problems: list[Problem] = []
 
     def note(self, where: str, message: str) -> Any:
@@ -187,7 +188,7 @@ class Resolver:
     def _scalar(self, value: Any, hint: Any, where: str) -> Any:
         if type(value) is int and hint in (int, float) and not -(2**63) <= value < 2**63:
             return self.note(where, f"{value:.3e} is too large; whole numbers have 64 bits")
-        if type(value) is float and hint is float and not math.isfinite(value):
+        if self.finite and type(value) is float and hint is float and not math.isfinite(value):
             return self.note(where, f"a finite number is expected, got {value}")
         if hint is float and type(value) is int:
             return float(value)

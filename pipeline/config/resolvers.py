@@ -13,7 +13,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.config import quicker
-from pipeline.config.compose import env, plain, quants_named, unresolved
+from pipeline.config.compose import env, plain, unresolved
 from pipeline.config.measuring import of_conversion, of_model, of_quality, unfinished
 from pipeline.config.names import run_name
 from pipeline.config.options import CONF, options
@@ -146,7 +146,6 @@ def input_rotation(block: Any, *, _root_: DictConfig) -> Any:
 
 def _quant_node(name: str, root: DictConfig) -> Any:
     """What `quant=NAME` would compose to, around it the rest of the config."""
-    quants_named.add(name)
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     loaded = repository.load_config(f"quant/{name}")
     around = {k: v for k, v in OmegaConf.to_container(root, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]

@@ -127,7 +127,7 @@ class RunConfig:
             credentials.
         built: nodes that were asked for beside the stages, live.
         tracker: who is told of the run (`pipeline.tracker.Tracker`); None: nobody.
-        unused: groups and settings that were typed and no stage refers to → what is to be said of each, where no other
+        unused: groups of which an option was typed that no stage refers to → what is to be said of it, where no other
             job of a sweep does (`pipeline.config.compose.check_choices`).
     """
 

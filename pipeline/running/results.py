@@ -199,7 +199,7 @@ def packed(value: Any) -> Any:
 
 def unpacked(value: Any, cls: Any) -> Any:
     """The object of class `cls` that `packed` made `value` of; None when it does not fit (another version's)."""
-    resolver = Resolver(())
+    resolver = Resolver((), finite=False)
     found = resolver.typed(value, cls, "result")
     return None if resolver.problems else found
 

@@ -73,17 +73,17 @@ class Blockwise:
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
+        if self.element in STRUCTS:
+            raise ConfigError(f"element {self.element} is a struct of ggml, which plugins.quant.structs.Structs makes")
         if problems := list(self._problems()):
             raise PlanError(problems, exit_code=ConfigError.exit_code)
-        if self.scheme.is_struct:
-            raise ConfigError(f"element {self.element} is a struct of ggml, which plugins.quant.structs.Structs makes")
         if problem := self.recipe.problem(self.scheme):
             raise ConfigError(problem)
 
     def _problems(self) -> Iterator[Problem]:
         """What is wrong with fields by themselves, under the names that they have here."""
         known: dict[str, Iterable[str]] = {
-            "element": (*ELEMENT_BITS, *STRUCTS), "scale": SCALE_DTYPES, "zero_point": ZEROS, "second": SECONDS,
+            "element": ELEMENT_BITS, "scale": SCALE_DTYPES, "zero_point": ZEROS, "second": SECONDS,
         }  # fmt: skip
         for name, choices in known.items():
             given = getattr(self, name)

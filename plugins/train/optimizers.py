@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, ClassVar, Protocol
 
-from pipeline.bounds import MOST_RATE
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.hooks import hooks_of
 from plugins.train.schedules import Schedule
@@ -91,8 +90,8 @@ class Common:
             raise PlanError(problems)
 
     def _problems(self) -> Iterator[Problem]:
-        if not 0 < self.rate < MOST_RATE:
-            yield Problem("rate", f"{self.rate}: a number above 0 and below {MOST_RATE:,.0f} is needed")
+        if not self.rate > 0:
+            yield Problem("rate", f"{self.rate}: a number above 0 is needed")
         elif self.decay * self.rate >= 1:
             text = f"{self.decay}: times the rate, {self.rate}, it is to be below 1"
             yield Problem("decay", f"{text}, or an update leaves nothing of weights")

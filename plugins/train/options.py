@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from pipeline.bounds import MOST_RATE
-
 
 @dataclass(frozen=True)
 class Saving:
@@ -98,8 +96,8 @@ class Population:
         for name, given in (("seeds", self.seeds), ("rates", self.rates)):
             if not given or len(set(given)) != len(given):
                 raise ValueError(f"{name}={list(given)}: one or more are needed, each once")
-        if not all(0 < rate < MOST_RATE for rate in self.rates):
-            raise ValueError(f"rates={list(self.rates)}: above 0 each, and below {MOST_RATE:,.0f}")
+        if not all(rate > 0 for rate in self.rates):
+            raise ValueError(f"rates={list(self.rates)}: above 0 each")
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds={list(self.seeds)}: 0 or more each")
 

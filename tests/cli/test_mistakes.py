@@ -73,11 +73,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} max_tokens=9", 2, "did you mean sampling.max_tokens?"),
     (f"{G} flow=generate sampling.temperature=hot", 2, "sampling.temperature: a number is expected, got 'hot'"),
     (f"{G} {{export.path=a b!}}", 2, "' ' ends a value; one with it goes in quotes, here 'export.path=\"a b!\"'"),
-    # What nothing looks at.
-    (f"{G} {C} sampling.max_tokens=5", 2, "sampling.max_tokens=5: nothing in flow=convert (load, decode,"),
-    (f"{G} {C} quant=int4 export.nvfp4_second=f32", 2, "refers to it, with what else is chosen; leave it out"),
-    (f"{G} flow=full train.steps=3", 2, "train.steps=3: nothing in flow=full"),
-    (f"{G} flow=bench_train engine.device=cpu prompt=x", 2, "prompt=x: nothing in flow=bench_train"),
     # Numbers beyond all bounds.
     (f"{G} flow=bench_train bench.rounds=1000000", 2, "bench.rounds=1000000: 1,000 or less is allowed"),
     (f"{G} flow=bench_train bench.rate=inf", 2, "bench.rate: a finite number is expected, got inf"),
