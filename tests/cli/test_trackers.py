@@ -274,7 +274,8 @@ def test_a_sweep(mine: Path) -> None:
 
 
 def test_a_run_that_fails(mine: Path) -> None:
-    said = ran(mine, *TRAIN, "train.steps=8", "train.optimizer.rate=1e30", "train.optimizer.schedule.warmup=0")
+    said = ran(mine, *TRAIN, "train.steps=8", "train.optimizer.rate=1e30", "train.optimizer.decay=0",
+               "train.optimizer.schedule.warmup=0")  # fmt: skip
     assert said.code == 6, said.err
     assert told(mine, "end") == ["failed"]
 
