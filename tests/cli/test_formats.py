@@ -74,6 +74,7 @@ PARTICULAR = {
     ("nf4 double", "bitsandbytes"): "the scales of all experts are coded together",
     ("nf4 double", "compressed_tensors"): "the scales of all experts are coded together",
     ("fp8 tiles", "compressed_tensors"): "gate and up rows, which are stored apart",
+    ("fp8_e4m3", "modelopt"): "comes with calibrated scales of inputs",
 }
 # Planned for another export, which packs the embedding too; asked for by name, theirs does not.
 EMBEDDED = dict.fromkeys(("q4_0", "q8_0"), "model.embed_tokens is no linear module: no reader loads it so")
