@@ -207,17 +207,17 @@ def score(
 def _score(model: Decoder, tokens: Any, positions: Any, targets: Any) -> Any:
     hidden, _ = model(tokens, positions)
 
-    def row(args: Any) -> Any:
+    def block(args: Any) -> Any:
         h, target = args
         return jnp.where(target >= 0, _nll(model.logits(h), target), 0.0)
 
-    return hidden, _by_blocks(row, (hidden, targets), model.vocab)
+    return hidden, _by_blocks(block, (hidden, targets), model.vocab)
 
 
 def _compare(model: Decoder, tokens: Any, positions: Any, targets: Any, base: Any, head: Any, *, softcap: Any) -> Any:
     hidden, _ = model(tokens, positions)
 
-    def row(args: Any) -> Any:
+    def block(args: Any) -> Any:
         h, b, target = args
         ours = jax.nn.log_softmax(model.logits(h), axis=-1)
         theirs = model.ops.matmul(b, head, out_dtype=jnp.float32)
@@ -227,7 +227,7 @@ def _compare(model: Decoder, tokens: Any, positions: Any, targets: Any, base: An
         counts = target >= 0
         return jnp.where(counts, _nll(ours, target), 0.0), jnp.where(counts, kl, 0.0), counts & same
 
-    nll, kl, same = _by_blocks(row, (hidden, base, targets), model.vocab)
+    nll, kl, same = _by_blocks(block, (hidden, base, targets), model.vocab)
     return hidden, nll, kl, same
 
 
@@ -237,13 +237,20 @@ def _nll(logits: Any, target: Any) -> Any:
 
 
 def _by_blocks(fn: Any, args: Any, vocab: int) -> Any:
-    """`fn` over blocks of positions, so that logits of all of them never stand in memory together."""
+    """`fn` over blocks of positions, so that logits of all of them never stand in memory together. A block is one product
+    with the head; what `lax.map` batches by itself would come to native kernels position by position."""
     flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
-    size = max(1, LOGITS_NBYTES // (4 * vocab))
-    rows = flat[0].shape[0]
-    if rows <= size:
+    rows, most = flat[0].shape[0], max(1, LOGITS_NBYTES // (4 * vocab))
+    if rows <= most:
         return fn(flat)
+    count = -(-rows // most)
+    size = -(-rows // count)
     if not isinstance(flat[0], jax.core.Tracer):  # not compiled (see `eager`), where mapping would trace
         parts = [fn(tuple(a[i : i + size] for a in flat)) for i in range(0, rows, size)]
         return jax.tree.map(lambda *found: jnp.concatenate(found), *parts)
-    return jax.lax.map(fn, flat, batch_size=size)
+
+    def blocks(a: Any) -> Any:
+        return jnp.pad(a, ((0, count * size - rows), *((0, 0),) * (a.ndim - 1))).reshape(count, size, *a.shape[1:])
+
+    found = jax.lax.map(fn, jax.tree.map(blocks, flat))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:rows], found)
