@@ -237,7 +237,7 @@ def _nll(logits: Any, target: Any) -> Any:
 
 
 def _by_blocks(fn: Any, args: Any, vocab: int) -> Any:
-    """`fn` over blocks of positions, so that logits of all of them never stand in memory together. A block is one product
+    """`fn` over blocks of positions, so that logits of all of them never stand in memory together. A block is a product
     with the head; what `lax.map` batches by itself would come to native kernels position by position."""
     flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
     rows, most = flat[0].shape[0], max(1, LOGITS_NBYTES // (4 * vocab))
