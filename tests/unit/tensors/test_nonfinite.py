@@ -1,12 +1,19 @@
 """How many values or scales that are written are NaN or infinite: as NumPy counts them, of every dtype and sign."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+import pipeline
+from pipeline.reporting.tables import tables
 from pipeline.tensors.nonfinite import nonfinite
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
+from tests.cases import two_layers
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2"])
@@ -46,3 +53,18 @@ def test_second_level_scales_count() -> None:
     scales = np.ones((2, 2), np.uint8).view(numpy_dtype("F8_E4M3"))
     packed = QTensor(np.zeros((2, 16), np.uint8), scales, scheme, second=np.array([[np.nan]], np.float32))
     assert nonfinite(packed, "BF16") == 1
+
+
+def test_a_run_says_what_it_wrote_and_so_does_one_that_takes_it_over(tmp_path: Path) -> None:
+    source, name = shutil.copytree(two_layers.folder(), tmp_path / "source"), "model.layers.1.input_layernorm.weight"
+    tensors = load_file(source / "model.safetensors")
+    tensors[name][[3, 5]] = np.nan, -np.inf
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    typed = ["+model=gpt_oss", f"model.source={source}", "quant=none", "flow=convert", f"paths.outputs={tmp_path}"]
+    for run in ("first", "second"):
+        report = pipeline.run([*typed, f"paths.run={tmp_path / run}"])
+        assert report.nonfinite == [{"name": name, "encoding": "BF16", "count": 2}]
+        assert "Warning: NaN or infinities, written as they are" in [table.title for table in tables(report)]
+    assert report.chunks["reused"] == report.chunks["all"]
+    page = pipeline.report.html(pipeline.runs(tmp_path), tmp_path / "page.html").read_text()
+    assert f"NaN or infinities were written as they are, 2 of values or scales: {name}" in page
