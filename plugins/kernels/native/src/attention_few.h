@@ -70,7 +70,7 @@ struct Held {
 template <WmElement E, int R>
 static void meet_keys(const Call& c, const Held& held, int64_t count, const float* q, int64_t q_stride, float* logits,
                       Coming& coming) {
-  constexpr int64_t BITS = decoding::bits(E);
+  constexpr int64_t BITS = bits_of(E);
   const int64_t whole = c.dims / LANES * LANES;
   constexpr int N = keys_at_once(R);
   for (int64_t i = 0; i < count; i += LANES) {
@@ -104,7 +104,7 @@ static void meet_keys(const Call& c, const Held& held, int64_t count, const floa
 template <WmElement E, int R>
 static void meet_values(const Call& c, const Held& held, int64_t count, const float* weights, const float* kept,
                         float* found, Coming& coming) {
-  constexpr int64_t BITS = decoding::bits(E);
+  constexpr int64_t BITS = bits_of(E);
   const int64_t wide = c.wide_values();
   for (int64_t j = 0; j < wide; j += WIDE) {
     const int64_t left = c.value_dims - j;

@@ -39,7 +39,7 @@ struct Span {
 template <WmElement E>
 static void unpack(const uint8_t* from, int64_t slots, int64_t key_heads, int64_t head, int64_t dims, int64_t whole,
                    float* rows, float* turned) {
-  constexpr int64_t BITS = decoding::bits(E);
+  constexpr int64_t BITS = bits_of(E);
   for (int64_t s = 0; s < whole; s += LANES)
     for (int64_t d = 0; d < wide(dims); d += LANES) {
       Floats square[LANES];
@@ -84,7 +84,7 @@ static void gradient(const Gradient& g, int64_t b, int64_t head, float* scratch)
   int32_t* seen = segment + slots;  // tiles that some row of a block sees
   float *q = reinterpret_cast<float*>(seen + slots), *d_out = q + ROWS * d, *dq = d_out + ROWS * e;
   float *ones = dq + ROWS * d, *share = ones + ROWS, *p = share + ROWS, *dp = p + ROWS * slots, *slope = dp + ROWS * slots;
-  const int64_t bytes = b * c.slots * c.key_heads * decoding::bits(c.element) / 8;
+  const int64_t bytes = b * c.slots * c.key_heads * bits_of(c.element) / 8;
   const auto fill = c.element == WM_F32 ? unpack<WM_F32> : unpack<WM_BF16>;
   fill(c.k + bytes * c.dims, c.slots, c.key_heads, head, c.dims, slots, keys, turned_keys);
   fill(c.v + bytes * c.value_dims, c.slots, c.key_heads, head, c.value_dims, slots, nullptr, turned_values);

@@ -88,7 +88,7 @@ static void unpack_rows(const uint8_t* from, int64_t slot_nbytes, const int32_t*
                         int64_t wide, float* to) {
   for (int64_t i = 0; i < count; ++i)
     for (int64_t d = 0; d < wide; d += LANES)
-      store(to + i * wide + d, d < dims ? decoding::some<E>(from + index[i] * slot_nbytes + d * decoding::bits(E) / 8, dims - d)
+      store(to + i * wide + d, d < dims ? decoding::some<E>(from + index[i] * slot_nbytes + d * bits_of(E) / 8, dims - d)
                                         : Floats{});
 }
 

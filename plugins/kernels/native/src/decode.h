@@ -25,10 +25,6 @@ constexpr float NF4[16] = {  // QLoRA, appendix E
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
 constexpr float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
 
-constexpr int bits(WmElement e) {
-  constexpr int BITS[] = {32, 16, 16, 4, 6, 6, 8, 8, 8, 4, 8, 4, 3, 2, 8, 4, 3, 2};
-  return BITS[e];
-}
 constexpr bool is_unsigned(WmElement e) { return e >= WM_UINT8; }
 
 // ---- Elements ----
@@ -42,7 +38,7 @@ template <WmElement E>
 constexpr Table table() {
   Table t{};
   for (int i = 0; i < 16; ++i) {
-    const int most = 1 << bits(E), c = i & (most - 1);
+    const int most = 1 << bits_of(E), c = i & (most - 1);
     if (E == WM_NF4) t.value[i] = NF4[c];
     else if (E == WM_E2M1) t.value[i] = c & 8 ? -E2M1[c & 7] : E2M1[c & 7];
     else t.value[i] = float(is_unsigned(E) || c < most / 2 ? c : c - most);
@@ -152,7 +148,7 @@ WM_INLINE Floats looked_up(Ints codes) {
   return (Floats)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(T.value));
 #elif WM_SIMD == 256
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T.value), (__m256i)codes);
-  if constexpr (bits(E) < 4) return (Floats)low;
+  if constexpr (bits_of(E) < 4) return (Floats)low;
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T.value + 8), (__m256i)codes);
   return (Floats)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
 #else
@@ -166,9 +162,9 @@ WM_INLINE Floats looked_up(Ints codes) {
 // Of a float of up to eight bits: where comparisons of vectors are slow, looking up is quicker.
 template <WmElement E>
 struct AllValues {
-  float value[1 << bits(E)];
+  float value[1 << bits_of(E)];
   AllValues() {
-    for (int32_t c = 0; c < 1 << bits(E); ++c) value[c] = small_float<float>(E, c);
+    for (int32_t c = 0; c < 1 << bits_of(E); ++c) value[c] = small_float<float>(E, c);
   }
 };
 #endif
@@ -185,23 +181,50 @@ WM_INLINE Floats elements(const uint8_t* p) {
     std::memcpy(&wide, p, sizeof wide);
     const Ints patterns = __builtin_convertvector(wide, Ints);
     return E == WM_BF16 ? (Floats)(patterns << 16) : small_float<Floats>(E, patterns);
-  } else if constexpr (bits(E) <= 4) {
-    return looked_up<E>(unpacked<bits(E)>(p));
+  } else if constexpr (bits_of(E) <= 4) {
+    return looked_up<E>(unpacked<bits_of(E)>(p));
   } else if constexpr (E == WM_INT8 || E == WM_UINT8 || E == WM_MXINT8) {
     const Ints codes = unpacked<8>(p);
     const Floats whole = to_float(E == WM_UINT8 ? codes : codes << 24 >> 24);
     return E == WM_MXINT8 ? whole * exp2_float(-6) : whole;  // OCP MX v1.0, section 5.3.4
   } else {
 #if WM_SIMD
-    return small_float<Floats>(E, unpacked<bits(E)>(p));
+    return small_float<Floats>(E, unpacked<bits_of(E)>(p));
 #else
     static const AllValues<E> ALL;
-    const Ints codes = unpacked<bits(E)>(p);
+    const Ints codes = unpacked<bits_of(E)>(p);
     Floats found;
-    for (int l = 0; l < LANES; ++l) found[l] = ALL.value[codes[l] & ((1 << bits(E)) - 1)];
+    for (int l = 0; l < LANES; ++l) found[l] = ALL.value[codes[l] & ((1 << bits_of(E)) - 1)];
     return found;
 #endif
   }
+}
+
+// The first bytes of a register, `nbytes` of which may be readable; the others are 0.
+WM_INLINE Ints first_of(const uint8_t* p, size_t nbytes) {
+#if WM_SIMD == 512
+  return (Ints)_mm512_maskz_loadu_epi8(nbytes < 64 ? (__mmask64(1) << nbytes) - 1 : ~__mmask64(0), p);
+#else
+  Ints v = {};
+  std::memcpy(&v, p, nbytes);
+  return v;
+#endif
+}
+
+// Up to LANES elements at `at`, where fewer may be readable.
+template <WmElement E>
+WM_INLINE Floats some(const uint8_t* p, int64_t count) {
+  if (count >= LANES) return elements<E>(p);
+  const Ints there = first_of(p, size_t(count * bits_of(E) + 7) / 8);
+  uint8_t whole[sizeof there];
+  std::memcpy(whole, &there, sizeof there);
+  return elements<E>(whole);
+}
+WM_INLINE void put(float* out, Floats v, int64_t count) {
+#if WM_SIMD == 512
+  if (count < LANES) return _mm512_mask_storeu_ps(out, __mmask16((1 << count) - 1), (__m512)v);
+#endif
+  std::memcpy(out, &v, count >= LANES ? sizeof v : size_t(count) * 4);
 }
 
 // ---- Scales ----
@@ -211,16 +234,16 @@ static inline float float_at(const uint8_t* p, int64_t i) {
   std::memcpy(&f, p + 4 * i, 4);
   return f;
 }
-static inline int32_t half_at(const uint8_t* p, int64_t i) {
-  uint16_t h;
-  std::memcpy(&h, p + 2 * i, 2);
-  return h;
-}
 static inline float e8m0(uint8_t byte) {  // 2^(byte - 127); byte 0 is subnormal, 0xFF is NaN: OCP MX v1.0, 5.4.1
   const uint32_t b = byte == 0 ? 0x00400000u : byte == 0xFF ? 0x7FC00000u : uint32_t(byte) << 23;
   float f;
   std::memcpy(&f, &b, 4);
   return f;
+}
+
+template <WmElement E>
+static void floats(const uint8_t* p, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += LANES) put(out + i, some<E>(p + i * bits_of(E) / 8, count - i), count - i);
 }
 
 // Factors of the scales [from, from + count), all of one matrix.
@@ -239,15 +262,9 @@ static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t coun
       for (; i < count; ++i) out[i] = e8m0(s[from + i]);
       break;
     }
-    case WM_SCALE_E4M3:
-      for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_E4M3, int32_t(s[from + i]));
-      break;
-    case WM_SCALE_F16:
-      for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_F16, half_at(s, from + i));
-      break;
-    case WM_SCALE_BF16:
-      for (int64_t i = 0; i < count; ++i) out[i] = widened(Bf16{uint16_t(half_at(s, from + i))});
-      break;
+    case WM_SCALE_E4M3: floats<WM_E4M3>(s + from, count, out); break;
+    case WM_SCALE_F16: floats<WM_F16>(s + 2 * from, count, out); break;
+    case WM_SCALE_BF16: floats<WM_BF16>(s + 2 * from, count, out); break;
     case WM_SCALE_DYNAMIC8: {
       const float offset = w.seconds[(w.matrices * w.down() * w.across() + 255) / 256];
       for (int64_t i = 0; i < count; ++i) out[i] = w.book[s[from + i]] * w.seconds[(from + i) / 256] + offset;
@@ -268,7 +285,7 @@ static void zeros(const Weights& w, int64_t from, int64_t count, float* out) {
   if (w.zero == WM_ZERO_INT)
     for (int64_t i = 0; i < count; ++i) out[i] = float(w.zeros[from + i]);
   else
-    for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_F16, half_at(w.zeros, from + i));
+    floats<WM_F16>(w.zeros + 2 * from, count, out);
 }
 
 // ---- Rows ----
@@ -280,22 +297,9 @@ WM_INLINE F scaled(F value, S factor, S zero) {
   return value * factor;
 }
 
-// Up to LANES elements at `at`, where fewer may be readable.
-template <WmElement E>
-WM_INLINE Floats some(const uint8_t* p, int64_t count) {
-  if (count >= LANES) return elements<E>(p);
-  uint8_t whole[LANES * bits(E) / 8] = {};
-  std::memcpy(whole, p, size_t((count * bits(E) + 7) / 8));
-  return elements<E>(whole);
-}
-WM_INLINE void put(float* out, Floats v, int64_t count) {
-  std::memcpy(out, &v, count >= LANES ? sizeof v : size_t(count) * 4);
-}
-
 template <WmElement E>
 static void plain_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
-  const uint8_t* p = w.codes + (matrix * w.rows + row) * w.row_nbytes() + from * bits(E) / 8;
-  for (int64_t i = 0; i < count; i += LANES) put(out + i, some<E>(p + i * bits(E) / 8, count - i), count - i);
+  floats<E>(w.codes + (matrix * w.rows + row) * w.row_nbytes() + from * bits_of(E) / 8, count, out);
 }
 
 template <WmElement E, WmZero Z>
@@ -313,9 +317,9 @@ static void coded_row(const Weights& w, int64_t matrix, int64_t row, int64_t fro
         const int64_t last = (first + b + 1) * block < stop ? (first + b + 1) * block : stop;
         const Floats f = factor[b] - Floats{}, z = zero[b] - Floats{};  // of all lanes; 0 + -0 would be 0
         for (; at + LANES <= last; at += LANES)
-          put(out + at - from, scaled<Z>(elements<E>(codes + at * bits(E) / 8), f, z), LANES);
+          put(out + at - from, scaled<Z>(elements<E>(codes + at * bits_of(E) / 8), f, z), LANES);
         if (at == last) continue;
-        put(out + at - from, scaled<Z>(some<E>(codes + at * bits(E) / 8, last - at), f, z), last - at);
+        put(out + at - from, scaled<Z>(some<E>(codes + at * bits_of(E) / 8, last - at), f, z), last - at);
         at = last;
       }
       continue;
@@ -333,7 +337,7 @@ static void coded_row(const Weights& w, int64_t matrix, int64_t row, int64_t fro
         z[l] = zero[b];
         if (--left == 0) ++b, left = block;
       }
-      put(out + at - from, scaled<Z>(some<E>(codes + at * bits(E) / 8, end - at), f, z), here);
+      put(out + at - from, scaled<Z>(some<E>(codes + at * bits_of(E) / 8, end - at), f, z), here);
     }
   }
 }

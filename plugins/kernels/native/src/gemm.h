@@ -10,10 +10,10 @@
 namespace gemm {
 
 constexpr int64_t ROWS = 532;        // of activations at a time
-constexpr int64_t MOST_DEPTH = 256;  // columns of a strip that are decoded at a time: they stay in the fastest cache
+constexpr int64_t MOST_DEPTH = 4096 / STRIP;  // columns of a strip that are decoded at a time: half of the fastest cache
 constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH + ROWS) + SCALES_SCRATCH;
 
-static inline int64_t depth_of(int64_t n) { return even_depth(n, MOST_DEPTH, 8); }
+static inline int64_t depth_of(int64_t n) { return even_depth(n, MOST_DEPTH, 128); }  // squares of codes are whole
 
 static int64_t arranged(int64_t n) { return n; }
 

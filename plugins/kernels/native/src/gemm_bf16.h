@@ -59,7 +59,7 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
 template <WmElement E>
 static Ints halves() {
   uint32_t all[LANES] = {};
-  if constexpr (decoding::bits(E) == 4) {
+  if constexpr (bits_of(E) == 4) {
     constexpr decoding::Table VALUES = decoding::table<E>();
     uint32_t patterns[16];
     std::memcpy(patterns, VALUES.value, sizeof patterns);
@@ -73,7 +73,7 @@ static Ints halves() {
 // The i-th pair of codes of lanes that hold one stream of bits, as what they are worth before their scale.
 template <WmElement E>
 WM_INLINE Ints pair(const Ints* lanes, int i, Ints table) {
-  constexpr int BITS = decoding::bits(E);
+  constexpr int BITS = bits_of(E);
   if constexpr (E == WM_BF16) {
     return lanes[0];
   } else if constexpr (BITS == 4) {
@@ -90,7 +90,7 @@ WM_INLINE Ints pair(const Ints* lanes, int i, Ints table) {
 // Half a strip; where there are no more columns, weights are finite and activations are 0.
 template <WmElement E>
 static void make_half(const Part& p, int half, int32_t* out) {
-  using Squares = gemm::Squares<decoding::bits(E)>;
+  using Squares = gemm::Squares<bits_of(E)>;
   const int64_t columns = blocks_of(p.depth) * BLOCK;
   const Ints table = halves<E>();
   Squares squares(p, half);

@@ -234,7 +234,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
                     float* scratch) {
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
   const float multiple = multiple_of(w, Width<BITS>::MOST_W);
-  const bool small = multiple != 0 && decoding::bits(w.element) <= 4;
+  const bool small = multiple != 0 && bits_of(w.element) <= 4;
   const Arranged<BITS, const float> from(x, q);
   float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);

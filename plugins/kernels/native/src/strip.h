@@ -31,7 +31,7 @@ template <WmElement E>
 WM_INLINE Floats value(Ints c) {
   if constexpr (E == WM_F32) return (Floats)c;
   else if constexpr (E == WM_BF16) return (Floats)(c << 16);
-  else if constexpr (decoding::bits(E) <= 4) return decoding::looked_up<E>(c);
+  else if constexpr (bits_of(E) <= 4) return decoding::looked_up<E>(c);
   else if constexpr (E == WM_INT8) return decoding::to_float(c << 24 >> 24);
   else if constexpr (E == WM_UINT8) return decoding::to_float(c & 0xFF);
   else if constexpr (E == WM_MXINT8) return decoding::to_float(c << 24 >> 24) * decoding::exp2_float(-6);
@@ -60,7 +60,7 @@ static void find_scales(Part& p) {
     for (int64_t b = 0; b < blocks; b += decoding::RUN) {
       const int64_t count = least(decoding::RUN, blocks - b);
       for (int r = 0; r < LANES; ++r) {
-        const int64_t down = p.matrix * w.down() + p.at(half * LANES + r) / w.block_rows;
+        const int64_t down = p.matrix * w.down() + w.band(p.at(half * LANES + r));
         if (part < 2) decoding::factors(w, p.matrix, down * w.across() + first + b, count, run[r]);
         else decoding::zeros(w, down * w.across() + first + b, count, run[r]);
       }
@@ -87,28 +87,36 @@ template <int BITS>
 struct Squares {
   static constexpr int WORDS = 32 % BITS ? 3 : 1, PER = WORDS * 32 / BITS;  // codes of so many words
   static constexpr int GROUPS = LANES / WORDS, COLUMNS = GROUPS * PER;
-  const uint8_t* from[LANES];
-  int64_t strip;  // bytes
+  static constexpr size_t NBYTES = COLUMNS * BITS / 8;  // of a row
+  const int64_t row, last;  // bytes of a row; the last of LANES rows that is there
+  const uint8_t* from;      // of the first row
 
-  WM_METHOD Squares(const Part& p, int half) : strip(STRIP * p.w.row_nbytes()) {
-    for (int r = 0; r < LANES; ++r)
-      from[r] = p.w.codes + (p.matrix * p.w.rows + p.at(half * LANES + r)) * p.w.row_nbytes() + p.k * BITS / 8;
-  }
+  WM_METHOD Squares(const Part& p, int half)
+      : row(p.w.row_nbytes()),
+        last(p.rows - 1 - half * LANES),
+        from(p.w.codes + (p.matrix * p.w.rows + p.at(half * LANES)) * row + p.k * BITS / 8) {}
 
   // Zeros where there are fewer columns.
   WM_METHOD void read(int64_t columns, Ints lanes[LANES]) {
-    for (int r = 0; r < LANES; ++r) {
-      if (columns >= COLUMNS && WORDS == 1) {
-        std::memcpy(&lanes[r], from[r], sizeof lanes[r]);
-      } else {
-        lanes[r] = Ints{};
-        std::memcpy(&lanes[r], from[r], size_t(least(columns, COLUMNS) * BITS + 7) / 8);
-      }
-      // The next strip's are far away, and wanted when this one has met its activations.
-      __builtin_prefetch(from[r] + strip, 0, 2);
-      from[r] += COLUMNS * BITS / 8;
+    if (columns >= COLUMNS) {
+      each(lanes, [](const uint8_t* p) { return decoding::first_of(p, NBYTES); });
+    } else {
+      const size_t nbytes = size_t(columns * BITS + 7) / 8;
+      each(lanes, [=](const uint8_t* p) { return decoding::first_of(p, nbytes); });
     }
     transpose(lanes);
+  }
+
+ private:
+  template <typename Read>
+  WM_METHOD void each(Ints lanes[LANES], const Read& read) {
+    const uint8_t* p = from;
+    for (int r = 0; r < LANES; ++r, p += r <= last ? row : 0) {
+      lanes[r] = read(p);
+      // The next strip's are far away, and wanted when this one has met its activations.
+      __builtin_prefetch(p + STRIP * row, 0, 2);
+    }
+    from += NBYTES;
   }
 };
 
@@ -116,7 +124,7 @@ struct Squares {
 template <WmElement E, WmZero Z>
 static void decode_half(const Part& p, int half) {
   constexpr bool PLAIN = E <= WM_F16;
-  constexpr int BITS = decoding::bits(E), PER = Squares<BITS>::PER, COLUMNS = Squares<BITS>::COLUMNS;
+  constexpr int BITS = bits_of(E), PER = Squares<BITS>::PER, COLUMNS = Squares<BITS>::COLUMNS;
   const Weights& w = p.w;
   const float* factors = PLAIN ? nullptr : p.scales_of(half, p.k);
   Floats factor = {}, zero = {};

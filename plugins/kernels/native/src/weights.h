@@ -17,14 +17,10 @@ enum WmSecond : int32_t { WM_SECOND_NONE, WM_SECOND_F32, WM_SECOND_INVERSE_F32, 
 constexpr bool is_struct(WmElement e) { return e >= WM_Q2_K; }
 constexpr bool has_minima(WmElement e) { return e == WM_Q2_K || e == WM_Q4_K || e == WM_Q5_K || e == WM_Q5_1; }
 constexpr int struct_elems(WmElement e) { return e <= WM_Q6_K ? 256 : 32; }
-constexpr int struct_nbytes(WmElement e) {
-  constexpr int NBYTES[] = {84, 110, 144, 176, 210, 22, 24, 18};
-  return NBYTES[e - WM_Q2_K];
-}
-constexpr int bits_of(WmElement e) {  // of those that are none
-  constexpr int BITS[] = {32, 16, 16, 4, 6, 6, 8, 8, 8, 4, 8, 4, 3, 2, 8, 4, 3, 2};
-  return BITS[e];
-}
+constexpr int STRUCT_NBYTES[] = {84, 110, 144, 176, 210, 22, 24, 18};
+constexpr int struct_nbytes(WmElement e) { return STRUCT_NBYTES[e - WM_Q2_K]; }
+constexpr int ELEMENT_BITS[] = {32, 16, 16, 4, 6, 6, 8, 8, 8, 4, 8, 4, 3, 2, 8, 4, 3, 2};
+constexpr int bits_of(WmElement e) { return ELEMENT_BITS[e]; }  // of those that are none
 
 // A stack of matrices [matrices, rows, n]. A value is element · scale, (element - zero) · scale, or element · scale +
 // minimum; `second` multiplies (or divides) the scale again, one a matrix; or (dynamic8) there is one for every 256
