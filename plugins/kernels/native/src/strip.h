@@ -11,18 +11,23 @@ constexpr int64_t SCALES = 768;     // of a row at a time, at most
 constexpr int64_t HALF_SCALES = 2 * SCALES * LANES;  // floats: factors and zeros of half a strip
 constexpr int64_t SCALES_SCRATCH = 2 * HALF_SCALES;
 
+// Columns of a row that share a scale.
+static inline int64_t group_of(const Weights& w) {
+  return is_struct(w.element) ? structs::group_of(w.element) : w.block_elems;
+}
+
 // Part of a strip: rows `row` … of a matrix, of which `rows` are there (the last stands for those that are not), columns
-// `k` … `k + depth`, `k` a multiple of 8. `out` is [depth][STRIP]; `scales` is SCALES_SCRATCH, and has those of blocks
-// `first_block` … of the rows.
+// `k` … `k + depth`, `k` a multiple of 8. `out` is [depth][STRIP]; `scales` is SCALES_SCRATCH, and has those of groups
+// `first_group` … of the rows.
 struct Part {
   const Weights& w;
   int64_t matrix, row, rows, k, depth;
   float *out, *scales;
-  int64_t first_block;
+  int64_t first_group;
 
   int64_t at(int r) const { return row + least(r, rows - 1); }
   const float* scales_of(int half, int64_t column) const {
-    return scales + half * HALF_SCALES + (column / w.block_elems - first_block) * LANES;
+    return scales + half * HALF_SCALES + (column / group_of(w) - first_group) * LANES;
   }
 };
 
@@ -52,7 +57,7 @@ WM_INLINE Ints code(const Ints* lanes, int i) {
 template <WmZero Z>
 static void find_scales(Part& p) {
   const Weights& w = p.w;
-  const int64_t first = p.first_block = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
+  const int64_t first = p.first_group = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
   alignas(64) float run[LANES][decoding::RUN];
   for (int part = 0; part < 2 * (Z == WM_ZERO_NONE ? 1 : 2); ++part) {
     const int half = part % 2;
@@ -74,11 +79,45 @@ static void find_scales(Part& p) {
   }
 }
 
+// [LANES][COUNT] → [COUNT][LANES]
+template <int COUNT>
+WM_INLINE void turned(const float (&rows)[LANES][COUNT], float* out) {
+  if constexpr (COUNT == 1) std::memcpy(out, rows, sizeof rows);
+  for (int from = 0; COUNT > 1 && from < COUNT; from += LANES) {
+    constexpr int SOME = COUNT < LANES ? COUNT : LANES;
+    Ints square[LANES];
+    for (int r = 0; r < LANES; ++r)
+      square[r] = decoding::first_of(reinterpret_cast<const uint8_t*>(rows[r] + from), 4 * SOME);
+    transpose(square);
+    for (int i = 0; i < SOME; ++i, out += LANES) store(out, (Floats)square[i]);
+  }
+}
+
+// The same of structs.
+template <WmElement E>
+static void find_scales_of_structs(Part& p) {
+  constexpr int GROUPS = structs::GROUPS<E>;
+  const int64_t row = p.w.row_nbytes(), first = p.k / structs::SIZE<E>, end = p.k + p.depth;
+  p.first_group = first * GROUPS;
+  for (int half = 0; half < 2; ++half) {
+    float* out = p.scales + half * HALF_SCALES;
+    for (int64_t b = first; b * structs::SIZE<E> < end; ++b, out += GROUPS * LANES) {
+      alignas(64) float factors[LANES][GROUPS], minima[LANES][GROUPS];
+      for (int r = 0; r < LANES; ++r) {
+        const int64_t at = (p.matrix * p.w.rows + p.at(half * LANES + r)) * row + b * struct_nbytes(E);
+        structs::factors_of<E>(p.w.codes + at, factors[r], minima[r]);
+      }
+      turned(factors, out);
+      if constexpr (structs::MINIMA<E>) turned(minima, out + SCALES * LANES);
+    }
+  }
+}
+
 static void no_scales(Part&) {}
 
 // Columns whose scales are found at a time: a multiple of `depth`, which has no more than SCALES.
 static inline int64_t columns_of_scales(const Weights& w, int64_t depth) {
-  const int64_t columns = (SCALES - 1) * w.block_elems / depth * depth;
+  const int64_t columns = (SCALES - 32) * group_of(w) / depth * depth;  // those of two structs may be more
   return columns > depth ? columns : depth;
 }
 
@@ -169,20 +208,40 @@ static void decode_half(const Part& p, int half) {
   }
 }
 
-// The same of structs, which are decoded first.
+// The same of structs: their codes as bytes in order, transposed as lanes of four.
+template <WmElement E>
 static void decode_half_of_structs(const Part& p, int half) {
-  constexpr int64_t DEPTH = 256;
-  const DecodeRow decode = struct_decoder(p.w.element);
-  alignas(64) float rows[LANES][DEPTH];
+  constexpr int SIZE = structs::SIZE<E>, GROUP = structs::GROUP<E>, SQUARE = 4 * LANES, NBYTES = struct_nbytes(E);
+  constexpr int SPAN = SIZE < SQUARE ? SQUARE : SIZE;  // columns at a time: a block, or some
+  alignas(64) int8_t codes[LANES][SPAN];
+  const int64_t row = p.w.row_nbytes();
+  const uint8_t* const first = p.w.codes + p.matrix * p.w.rows * row;
+  const float* factors = p.scales_of(half, p.k);
   float* out = p.out + half * LANES;
-  for (int64_t k = 0; k < p.depth; k += DEPTH) {
-    const int64_t columns = least(DEPTH, p.depth - k);
-    for (int r = 0; r < LANES; ++r) decode(p.w, p.matrix, p.at(half * LANES + r), p.k + k, columns, rows[r]);
-    for (int64_t c = 0; c < columns; c += LANES) {
-      Ints square[LANES];
-      for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], rows[r] + c, sizeof square[r]);
-      transpose(square);
-      for (int64_t i = 0; i < least(LANES, columns - c); ++i, out += STRIP) store(out, (Floats)square[i]);
+  for (int64_t k = p.k, end = p.k + p.depth, columns; k < end; k += columns) {
+    const int skipped = int(k % SIZE);
+    columns = least(SPAN - skipped, end - k);
+    for (int r = 0; r < LANES; ++r) {
+      const uint8_t* b = first + p.at(half * LANES + r) * row + k / SIZE * NBYTES;
+      for (int c = 0; c < skipped + columns; c += SIZE, b += NBYTES) {
+        for (int at = 0; at < NBYTES; at += 64) __builtin_prefetch(b + STRIP * row + at, 0, 2);  // as in Squares
+        structs::codes_of<E>(b, codes[r] + c, skipped, int(least(SIZE, skipped + columns - c)));
+      }
+    }
+    for (int64_t c = skipped, last = skipped + columns; c < last; c += SQUARE) {
+      Ints lanes[LANES];
+      for (int r = 0; r < LANES; ++r) std::memcpy(&lanes[r], codes[r] + c, sizeof lanes[r]);
+      transpose(lanes);
+      const int64_t some = least(LANES, (last - c) / 4);
+      for (int64_t t = 0; t < some; factors += LANES) {
+        const Floats by = load(factors), less = structs::MINIMA<E> ? load(factors + SCALES * LANES) : Floats{};
+        for (const int64_t next = least(some, t + GROUP / 4 - (c + 4 * t) % GROUP / 4); t < next; ++t)
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i, out += STRIP) {
+            const Floats v = decoding::to_float(lanes[t] << (24 - 8 * i) >> 24) * by;
+            store(out, structs::MINIMA<E> ? v - less : v);
+          }
+      }
     }
   }
 }
@@ -196,22 +255,28 @@ struct StripDecoder {
 template <WmElement E, WmZero Z>
 constexpr StripDecoder DECODER = {E <= WM_F16 ? no_scales : find_scales<Z>, decode_half<E, Z>};
 
-constexpr StripDecoder OF_STRUCTS = {no_scales, decode_half_of_structs};
+template <WmElement E>
+constexpr StripDecoder OF_STRUCTS = {find_scales_of_structs<E>, decode_half_of_structs<E>};
 
 static const StripDecoder& strip_decoder(const Weights& w) {
 #define WM_SIGNED(e) \
   case e: return DECODER<e, WM_ZERO_NONE>;
 #define WM_UNSIGNED(e) \
   case e: return w.zero == WM_ZERO_INT ? DECODER<e, WM_ZERO_INT> : DECODER<e, WM_ZERO_MIN_F16>;
+#define WM_STRUCT(e) \
+  case e: return OF_STRUCTS<e>;
   switch (w.element) {
     WM_SIGNED(WM_F32) WM_SIGNED(WM_BF16) WM_SIGNED(WM_F16)
     WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
     WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
     WM_UNSIGNED(WM_UINT8) WM_UNSIGNED(WM_UINT4) WM_UNSIGNED(WM_UINT3) WM_UNSIGNED(WM_UINT2)
-    default: return OF_STRUCTS;
+    WM_STRUCT(WM_Q2_K) WM_STRUCT(WM_Q3_K) WM_STRUCT(WM_Q4_K) WM_STRUCT(WM_Q5_K) WM_STRUCT(WM_Q6_K)
+    WM_STRUCT(WM_Q5_0) WM_STRUCT(WM_Q5_1) WM_STRUCT(WM_IQ4_NL)
   }
+  __builtin_unreachable();
 #undef WM_SIGNED
 #undef WM_UNSIGNED
+#undef WM_STRUCT
 }
 
 }  // namespace gemm

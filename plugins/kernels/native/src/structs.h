@@ -63,9 +63,9 @@ static inline void less(uint8_t* codes, int count, int by) {
   for (int i = 0; i < count; ++i) codes[i] = uint8_t(codes[i] - by);
 }
 
-// What codes stand for, as int8.
+// As in structs_x86.h.
 template <WmElement E>
-static inline void codes_of(const uint8_t* b, int8_t* found) {
+static inline void codes_of(const uint8_t* b, int8_t* found, int = 0, int = 0) {
   uint8_t* c = reinterpret_cast<uint8_t*>(found);
   if constexpr (E == WM_Q2_K) {
     fields<2, 32>(b + 16, 64, c);

@@ -28,22 +28,22 @@ WM_WHOLE __m256i sixteens(const uint8_t* p) {
 #endif
 }
 
-// What the codes from 32 · i on stand for.
+// What the codes from 128 · part + 32 · i on stand for, i under four.
 template <WmElement E>
-WM_WHOLE __m256i thirty_two(const uint8_t* b, int i) {
-  if constexpr (E == WM_Q2_K) return field<2>(bytes(b + 16 + i / 4 * 32), i % 4 * 2);
+WM_WHOLE __m256i thirty_two(const uint8_t* b, int part, int i) {
+  if constexpr (E == WM_Q2_K) return field<2>(bytes(b + 16 + 32 * part), 2 * i);
   if constexpr (E == WM_Q3_K) {
-    const __m256i low = field<2>(bytes(b + 32 + i / 4 * 32), i % 4 * 2), high = field<1>(bytes(b), i);
+    const __m256i low = field<2>(bytes(b + 32 + 32 * part), 2 * i), high = field<1>(bytes(b), 4 * part + i);
     return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 2)), _mm256_set1_epi8(4));
   }
-  if constexpr (E == WM_Q4_K) return field<4>(bytes(b + 16 + i / 2 * 32), i % 2 * 4);
+  if constexpr (E == WM_Q4_K) return field<4>(bytes(b + 16 + 64 * part + i / 2 * 32), i % 2 * 4);
   if constexpr (E == WM_Q5_K) {
-    const __m256i low = field<4>(bytes(b + 48 + i / 2 * 32), i % 2 * 4), high = field<1>(bytes(b + 16), i);
-    return _mm256_or_si256(low, _mm256_slli_epi16(high, 4));
+    const __m256i low = field<4>(bytes(b + 48 + 64 * part + i / 2 * 32), i % 2 * 4);
+    return _mm256_or_si256(low, _mm256_slli_epi16(field<1>(bytes(b + 16), 4 * part + i), 4));
   }
   if constexpr (E == WM_Q6_K) {
-    const __m256i low = field<4>(bytes(b + i / 4 * 64 + i % 2 * 32), i % 4 / 2 * 4);
-    const __m256i high = field<2>(bytes(b + 128 + i / 4 * 32), i % 4 * 2);
+    const __m256i low = field<4>(bytes(b + 64 * part + i % 2 * 32), i / 2 * 4);
+    const __m256i high = field<2>(bytes(b + 128 + 32 * part), 2 * i);
     return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)), _mm256_set1_epi8(32));
   }
   if constexpr (E == WM_IQ4_NL) {
@@ -55,11 +55,13 @@ WM_WHOLE __m256i thirty_two(const uint8_t* b, int i) {
     return _mm256_sub_epi8(_mm256_or_si256(halves_of(b + 6), sixteens(b + 2)), _mm256_set1_epi8(16));
 }
 
-// What codes stand for, as int8.
+// What codes of columns first … last of a block stand for, as int8, where those of all would be; others may be there too.
 template <WmElement E>
-WM_WHOLE void codes_of(const uint8_t* b, int8_t* found) {
-#pragma GCC unroll 8
-  for (int i = 0; i < SIZE<E> / 32; ++i)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + 32 * i), thirty_two<E>(b, i));
+WM_WHOLE void codes_of(const uint8_t* b, int8_t* found, int first = 0, int last = SIZE<E>) {
+#pragma GCC unroll 2
+  for (int part = first / 128; 128 * part < last; ++part)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4 && i < SIZE<E> / 32; ++i)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + 128 * part + 32 * i), thirty_two<E>(b, part, i));
 }
 #undef WM_WHOLE
