@@ -58,9 +58,7 @@ WM_WHOLE __m256i thirty_two(const uint8_t* b, int part, int i) {
 // What codes of columns first … last of a block stand for, as int8, where those of all would be; others may be there too.
 template <WmElement E>
 WM_WHOLE void codes_of(const uint8_t* b, int8_t* found, int first = 0, int last = SIZE<E>) {
-#pragma GCC unroll 2
   for (int part = first / 128; 128 * part < last; ++part)
-#pragma GCC unroll 4
     for (int i = 0; i < 4 && i < SIZE<E> / 32; ++i)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + 128 * part + 32 * i), thirty_two<E>(b, part, i));
 }
