@@ -211,14 +211,18 @@ WM_INLINE Ints first_of(const uint8_t* p, size_t nbytes) {
 #endif
 }
 
-// Up to LANES elements at `at`, where fewer may be readable.
-template <WmElement E>
-WM_INLINE Floats some(const uint8_t* p, int64_t count) {
-  if (count >= LANES) return elements<E>(p);
-  const Ints there = first_of(p, size_t(count * bits_of(E) + 7) / 8);
+// What `read` makes of LANES codes, of which `count` may be readable.
+template <int BITS, typename Read>
+WM_INLINE auto some(const uint8_t* p, int64_t count, const Read& read) {
+  if (count >= LANES) return read(p);
+  const Ints there = first_of(p, size_t(count * BITS + 7) / 8);
   uint8_t whole[sizeof there];
   std::memcpy(whole, &there, sizeof there);
-  return elements<E>(whole);
+  return read(whole);
+}
+template <WmElement E>
+WM_INLINE Floats some(const uint8_t* p, int64_t count) {
+  return some<bits_of(E)>(p, count, [](const uint8_t* at) __attribute__((always_inline)) { return elements<E>(at); });
 }
 WM_INLINE void put(float* out, Floats v, int64_t count) {
 #if WM_SIMD == 512
@@ -234,11 +238,9 @@ static inline float float_at(const uint8_t* p, int64_t i) {
   std::memcpy(&f, p + 4 * i, 4);
   return f;
 }
-static inline float e8m0(uint8_t byte) {  // 2^(byte - 127); byte 0 is subnormal, 0xFF is NaN: OCP MX v1.0, 5.4.1
-  const uint32_t b = byte == 0 ? 0x00400000u : byte == 0xFF ? 0x7FC00000u : uint32_t(byte) << 23;
-  float f;
-  std::memcpy(&f, &b, 4);
-  return f;
+WM_INLINE Floats e8m0(const uint8_t* bytes) {  // 2^(byte - 127); byte 0 is subnormal, 0xFF is NaN: OCP MX v1.0, 5.4.1
+  const Ints byte = unpacked<8>(bytes), bits = byte == 0 ? Ints{} + 0x00400000 : byte << 23;
+  return (Floats)(byte == 0xFF ? Ints{} + 0x7FC00000 : bits);
 }
 
 template <WmElement E>
@@ -250,18 +252,9 @@ static void floats(const uint8_t* p, int64_t count, float* out) {
 static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t count, float* out) {
   const uint8_t* s = w.scales;
   switch (w.scale) {
-    case WM_SCALE_E8M0: {
-      int64_t i = 0;
-      for (; i + LANES <= count; i += LANES) {
-        const Ints byte = unpacked<8>(s + from + i);
-        Ints bits = byte << 23;
-        bits = byte == 0 ? Ints{} + 0x00400000 : bits;
-        bits = byte == 0xFF ? Ints{} + 0x7FC00000 : bits;
-        std::memcpy(out + i, &bits, sizeof bits);
-      }
-      for (; i < count; ++i) out[i] = e8m0(s[from + i]);
+    case WM_SCALE_E8M0:
+      for (int64_t i = 0; i < count; i += LANES) put(out + i, some<8>(s + from + i, count - i, e8m0), count - i);
       break;
-    }
     case WM_SCALE_E4M3: floats<WM_E4M3>(s + from, count, out); break;
     case WM_SCALE_F16: floats<WM_F16>(s + 2 * from, count, out); break;
     case WM_SCALE_BF16: floats<WM_BF16>(s + 2 * from, count, out); break;
