@@ -242,9 +242,17 @@ INTEGERS = (
 )
 
 
+@pytest.fixture(params=["few", "many"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Kernels for as many, whatever there are."""
+    if request.param == "many":
+        monkeypatch.setattr(ffi, "FEW_ROWS", 0)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
-def test_activations_of_any_size(isa: str, scheme: Scheme, dtype: Any) -> None:
+def test_activations_of_any_size(isa: str, scheme: Scheme, dtype: Any, rows: str) -> None:
     """By way of integers that share a power of two or not: a sum is off by no more than float32 is."""
     rng = np.random.default_rng(5)
     powers = [np.full(704, e) for e in (-100, -30, 0, 30, 110)]
@@ -257,9 +265,11 @@ def test_activations_of_any_size(isa: str, scheme: Scheme, dtype: Any) -> None:
     added = np.abs(plain)
     if scheme.zero == "int":  # zeros are taken off the sums
         added += 2 ** ELEMENT_BITS[scheme.element] * added.max()
-    np.testing.assert_array_less(np.abs(np.concatenate(found) - exact @ plain.T) / (np.abs(exact) @ added.T), 1e-6)
+    most = 1e-6 if rows == "few" else 2e-6  # that add up one after the other
+    np.testing.assert_array_less(np.abs(np.concatenate(found) - exact @ plain.T) / (np.abs(exact) @ added.T), most)
 
 
+@pytest.mark.usefixtures("rows")
 def test_scales_and_activations_far_apart(isa: str) -> None:
     """What one is times the other is an ordinary number, or none of the weights counts."""
     ones = finite(MXFP4, (3, 64), 0)
@@ -273,6 +283,7 @@ def test_scales_and_activations_far_apart(isa: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
+@pytest.mark.usefixtures("rows")
 def test_the_largest_codes_and_activations_fit_their_sums(isa: str, scheme: Scheme) -> None:
     """Codes that are all alike: the largest of each sign, and none; activations next to a power of two."""
     most = np.nextafter(np.float32(2), np.float32(0))
@@ -286,7 +297,7 @@ def test_the_largest_codes_and_activations_fit_their_sums(isa: str, scheme: Sche
 
 @pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
-def test_activations_that_are_not_finite_stay_in_their_rows(isa: str, scheme: Scheme, wrong: float) -> None:
+def test_activations_that_are_not_finite_stay_in_their_rows(isa: str, scheme: Scheme, wrong: float, rows: str) -> None:
     x = np.random.default_rng(6).standard_normal((4, 704)).astype(np.float32)
     w = finite(scheme, (9, 704), 0)
     want = np.asarray(MATMUL(x, w, out_dtype=np.float32))
@@ -294,13 +305,14 @@ def test_activations_that_are_not_finite_stay_in_their_rows(isa: str, scheme: Sc
     found = np.asarray(MATMUL(x, w, out_dtype=np.float32))
     others = np.array([0, 2, 3])
     np.testing.assert_array_equal(found[others], want[others])
-    if scheme.zero == "int":  # the sum of activations is taken off: infinity less infinity
+    if scheme.zero == "int" and rows == "few":  # the sum of activations is taken off: infinity less infinity
         assert np.isnan(found[1]).all()
         return
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(found[1], x[1] @ dequantize(w, "F32").T)
 
 
+@pytest.mark.usefixtures("rows")
 def test_the_least_power_of_two_counts_as_nothing(isa: str) -> None:
     """Scale byte 0 is 2^-127, which XLA's threads flush; as `matmul.planes` has it."""
     q = quantized(MXFP4, (3, 64))
