@@ -102,8 +102,9 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
   for (int64_t b = 0; b < blocks; ++b, w += QUADS * STRIP, w_units += STRIP, x_units += M, add_to += M) {
     Ints whole[M][2] = {};
     for (int digit = 0; digit < DIGITS; ++digit) {
+      if (digit > 0)
 #pragma GCC unroll 8
-      for (int m = 0; digit > 0 && m < M; ++m) whole[m][0] <<= 8, whole[m][1] <<= 8;
+        for (int m = 0; m < M; ++m) whole[m][0] <<= 8, whole[m][1] <<= 8;
 #pragma GCC unroll 8
       for (int t = 0; t < QUADS; ++t, x += M) {
         const Ints w0 = gemm_int::load_ints(w + t * STRIP), w1 = gemm_int::load_ints(w + t * STRIP + LANES);
