@@ -147,7 +147,7 @@ def test_rows_go_to_their_experts(best_too: str, bits: int, other: str) -> None:
     """Experts that nobody chose, one that many chose, rows that chose none, two stacks in a call, two choices a row."""
     rng = np.random.default_rng(0)
     x, stacks = normal(rng, 150, 64), [weights("mxfp4", 6, 40, 64), weights(other, 6, 9, 64)]
-    x[::4, 3] = 1e4  # more than all others of its row: no row for integers (src/gemm_fixed.h)
+    x[::4, 3] = 1e4  # more than all others of its row
     expert = rng.choice(np.array([-1, 0, 3, 4], np.int32), 300, p=[0.1, 0.7, 0.1, 0.1])
     for w, found in zip(stacks, ffi.grouped(jnp.asarray(x), jnp.asarray(expert), stacks, bits), strict=True):
         want, bound = exact(x.repeat(2, 0)[:, None], values(w, np.float32)[expert])

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -46,14 +45,14 @@ WM_TARGET_END
 
 namespace {
 
-// bits: of activations as integers; 0: exact. dots: with dot products of bfloat16 or of bytes, where there are such.
+// bits: of activations as integers; 0: exact. paired: with dot products of bfloat16, where there are such.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
-const GemmKernel& kernel(int64_t isa, int64_t bits, bool dots, const Grouped& call) {
+const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
 #if WM_WITH_AVX512
   using namespace avx512;
   if (isa == WM_ISA_AVX512 && bits == 0) {
 #if WM_HAS_AMX
-    if (dots)
+    if (paired)
       if (const GemmKernel* found = bf16::gemm_amx::kernel(call.stacks, call.bf16)) return *found;
 #endif
     const auto all = [&](bool scaled) {
@@ -61,13 +60,11 @@ const GemmKernel& kernel(int64_t isa, int64_t bits, bool dots, const Grouped& ca
       return std::all_of(call.stacks.begin(), call.stacks.end(), one);
     };
     // Intel's cores multiply pairs of bfloat16 at half the rate of two float32.
-    if (dots && call.bf16 && !intel() && __builtin_cpu_supports("avx512bf16")) {
+    if (paired && call.bf16 && !intel() && __builtin_cpu_supports("avx512bf16")) {
       if (all(false)) return bf16::gemm_bf16::PLAIN;
       if (all(true)) return bf16::gemm_bf16::SCALED;
     }
   }
-  if (isa == WM_ISA_AVX512 && bits == 0 && dots)
-    if (const GemmKernel* found = avx512::gemm_fixed::kernel(call.stacks)) return *found;
   if (isa == WM_ISA_AVX512) return WM_CHOOSE(avx512);
 #endif
 #if WM_WITH_AVX2
@@ -85,20 +82,18 @@ constexpr int64_t ORDERED = 2 << 20;  // floats of activations that go by while 
 // Rows of activations with one matrix of each stack. Who comes first has memory for them in order, which all put in
 // order together, and who is done last gives it back.
 struct Job {
-  const GemmKernel* kernel;
   int64_t matrix;
   const int64_t* assignments;
-  int64_t count, pieces = 0;
+  int64_t count, tiles, pieces = 0;
   std::once_flag begun;
   std::optional<Scratch<>> arranged;
   std::atomic<int64_t> next_tile{0}, ready_tiles{0}, done_pieces{0};
 
-  Job(const GemmKernel* kernel, int64_t matrix, const int64_t* assignments, int64_t count)
-      : kernel(kernel), matrix(matrix), assignments(assignments), count(count) {}
+  Job(int64_t matrix, const int64_t* assignments, int64_t count, int64_t tiles)
+      : matrix(matrix), assignments(assignments), count(count), tiles(tiles) {}
 
   template <typename Arrange>
   const float* in_order(int64_t floats, const Arrange& arrange) {
-    const int64_t tiles = kernel->tiles(count);
     std::call_once(begun, [&] { arranged.emplace(floats); });
     for (int64_t i; (i = next_tile.fetch_add(1)) < tiles;) {
       arrange(i, arranged->data);
@@ -119,14 +114,6 @@ struct Piece {
   int64_t first, last;  // rows of weights
 };
 
-// Which rows of x a kernel may have.
-std::vector<bool> fitting(const GemmKernel& kernel, const Grouped& call) {
-  std::vector<bool> fit(size_t(call.rows), true);
-  for (int64_t i = 0; kernel.fits && i < call.rows; ++i)
-    fit[size_t(i)] = kernel.fits(call.x + i * call.n * (call.bf16 ? 2 : 4), call.bf16, call.n);
-  return fit;
-}
-
 int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + std::min(all % parts, i); }
 
 // pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
@@ -141,21 +128,16 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t dots
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
     return ffi::Error::Success();
   }
-  const GemmKernel &best = kernel(isa, bits, dots != 0, call), &any = best.fits ? kernel(isa, bits, false, call) : best;
-  const std::vector<bool> fit = fitting(best, call);
+  const GemmKernel& k = kernel(isa, bits, dots != 0, call);
+  const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
   std::deque<Job> jobs;
-  int64_t arranged = 0;  // floats of the largest job: all have pieces of one size
-  for (Group& group : call.groups) {
-    const auto begin = group.assignments.begin(), end = group.assignments.end();
-    const auto unfit = std::stable_partition(begin, end, [&](int64_t a) { return fit[size_t(a / call.each)]; });
-    for (const auto& [k, at, all] : {std::tuple(&best, begin, unfit - begin), std::tuple(&any, unfit, end - unfit)}) {
-      const int64_t rows = std::min(k->rows, std::max(ORDERED / k->arranged(call.n), 8 * k->tile));
-      const int64_t parts = (all + rows - 1) / rows;
-      for (int64_t i = 0; i < parts; ++i) {
-        const int64_t from = share(all, parts, i), count = share(all, parts, i + 1) - from;
-        jobs.emplace_back(k, group.matrix, &at[from], count);
-        arranged = std::max(arranged, count * k->arranged(call.n));
-      }
+  int64_t most = 0;
+  for (const Group& group : call.groups) {
+    const int64_t all = int64_t(group.assignments.size()), parts = (all + rows - 1) / rows;
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t from = share(all, parts, i), count = share(all, parts, i + 1) - from;
+      jobs.emplace_back(group.matrix, group.assignments.data() + from, count, k.tiles(count));
+      most = std::max(most, count);
     }
   }
   const int64_t threads = pool.num_threads(), works = int64_t(jobs.size() * call.stacks.size());
@@ -163,17 +145,17 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t dots
   std::vector<Piece> work;
   for (Job& job : jobs)
     for (const Stack& stack : call.stacks) {
-      const int64_t strip = job.kernel->strip, strips = (stack.w.rows + strip - 1) / strip;
+      const int64_t strips = (stack.w.rows + k.strip - 1) / k.strip;
       const int64_t parts = std::max<int64_t>(strips > 0, std::min(each, strips / least_strips));
       for (int64_t i = 0; i < parts; ++i)
-        work.push_back({&job, &stack, share(strips, parts, i) * strip,
-                        std::min(share(strips, parts, i + 1) * strip, stack.w.rows)});
+        work.push_back({&job, &stack, share(strips, parts, i) * k.strip,
+                        std::min(share(strips, parts, i + 1) * k.strip, stack.w.rows)});
       job.pieces += parts;
     }
+  const int64_t arranged = most * k.arranged(call.n);  // floats of the largest job: all have pieces of one size
   parallel(pool, threads, int64_t(work.size()), [&](int64_t i) {
     const Piece& p = work[size_t(i)];
     Job& job = *p.job;
-    const GemmKernel& k = *job.kernel;
     const Weights& w = p.stack->w;
     const GemmRows rows{call.x, call.bf16, call.n, job.assignments, job.count, call.each, p.stack->y, w.rows};
     const float* ordered = job.in_order(arranged, [&](int64_t tile, float* out) { k.arrange(rows, tile, out); });

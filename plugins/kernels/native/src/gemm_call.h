@@ -29,7 +29,6 @@ struct GemmKernel {
   // Of rows first … last of a matrix with all rows of activations.
   void (*product)(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q,
                   const float* arranged, float* scratch);
-  bool (*fits)(const void* x, bool bf16, int64_t n) = nullptr;  // whether it may have this row of x; null: any
 
   int64_t tiles(int64_t count) const { return (count + tile - 1) / tile; }
 };

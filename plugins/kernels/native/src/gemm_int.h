@@ -133,25 +133,6 @@ static bool moderate(const float* units, int64_t count, int32_t fraction) {
 
 // POWERS: all units are moderate, those of weights powers of two. What remains of a product of units is a sum of
 // exponents, which leaves the ports that multiply to the dot products: measured on Zen 5, 86 % of their peak, not 77 %.
-template <bool POWERS>
-struct Units {
-  Floats held[2];  // of weights: with POWERS what is added to those of activations
-
-  WM_METHOD explicit Units(const float* w) {
-    for (int h = 0; h < 2; ++h) {
-      Floats unit = load(w + h * LANES);
-      if (POWERS) unit = (Floats)((Ints)unit - (127 << 23));
-#if WM_SIMD
-      asm("" : "+x"(unit));  // or it is made again for every row
-#endif
-      held[h] = unit;
-    }
-  }
-  WM_METHOD Floats times(Floats x, int h) const {
-    return POWERS ? (Floats)((Ints)x + (Ints)held[h]) : x * held[h];
-  }
-};
-
 template <int BITS, int M, bool POWERS, bool IS_SMALL>
 static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
                  int64_t blocks, float* sums, bool add) {
@@ -181,12 +162,16 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
 #endif
       }
     }
-    const Units<POWERS> units(w_units);
+    const Floats w_unit[2] = {load(w_units), load(w_units + LANES)};
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Floats x_unit = gemm::everywhere(x_units[m]);
-      for (int h = 0; h < 2; ++h)
-        sum[m][h] = fused(decoding::to_float(summed<AS_PAIRS>(whole[m][h])), units.times(x_unit, h), sum[m][h]);
+      for (int h = 0; h < 2; ++h) {
+        Floats unit;
+        if constexpr (POWERS) unit = (Floats)((Ints)x_unit + ((Ints)w_unit[h] - (127 << 23)));
+        else unit = x_unit * w_unit[h];
+        sum[m][h] = fused(decoding::to_float(summed<AS_PAIRS>(whole[m][h])), unit, sum[m][h]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -205,89 +190,73 @@ static inline Tile tile_of(int64_t rows, bool powers, bool small) {
   return powers ? tile<BITS, M, true, false> : tile<BITS, M, false, false>;
 }
 
-// Activations in order: integers of all rows, OF_BLOCK lanes for a block of one, then units, then what sums begin with.
-template <int OF_BLOCK, typename Number>
+// Activations in order: integers of all rows, then units, then what sums begin with.
+template <int BITS, typename Number>
 struct Arranged {
+  static constexpr int64_t LANES_OF_BLOCK = BLOCK / Width<BITS>::PER;
   Number* ints;
   int64_t rows, blocks;  // of all columns
 
   Arranged(Number* at, const GemmRows& q) : ints(at), rows(q.count), blocks((q.n + BLOCK - 1) / BLOCK) {}
 
   // Of `some` blocks of a tile that begins at row m, where `before` blocks are before them.
-  Number* ints_at(int64_t m, int64_t before, int64_t some) const { return ints + (before * rows + m * some) * OF_BLOCK; }
+  Number* ints_at(int64_t m, int64_t before, int64_t some) const {
+    return ints + (before * rows + m * some) * LANES_OF_BLOCK;
+  }
   Number* units_at(int64_t m, int64_t before, int64_t some) const {
-    return ints + rows * blocks * OF_BLOCK + before * rows + m * some;
+    return ints + rows * blocks * LANES_OF_BLOCK + before * rows + m * some;
   }
   Number* begin_at(int64_t m, int64_t before, int64_t some) const { return units_at(m, before, some) + rows * blocks; }
 };
 
 static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
-template <int OF_BLOCK>
-static int64_t arranged(int64_t n) {
-  return (n + BLOCK - 1) / BLOCK * (OF_BLOCK + 2);
-}
-
-template <int OF_BLOCK, typename Arrange>
-WM_INLINE void arrange_all(const GemmRows& q, int64_t i, float* out, const Arrange& arrange) {
-  const Arranged<OF_BLOCK, float> to(out, q);
-  const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
-  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
-    const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
-    arrange(q, m, gemm::share(q.count, tiles, i), k, depth, reinterpret_cast<int32_t*>(to.ints_at(m, before, some)),
-            to.units_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
-  }
-}
-
 template <int BITS>
-constexpr int OF_BLOCK = BLOCK / Width<BITS>::PER;
+static int64_t arranged(int64_t n) {
+  return (n + BLOCK - 1) / BLOCK * (BLOCK / Width<BITS>::PER + 2);
+}
 
 template <int BITS>
 static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
-  arrange_all<OF_BLOCK<BITS>>(q, i, out, arrange<BITS>);
+  const Arranged<BITS, float> to(out, q);
+  const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
+    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth,
+                  reinterpret_cast<int32_t*>(to.ints_at(m, before, some)), to.units_at(m, before, some),
+                  reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
+  }
 }
 
-// As gemm::product. make(part, half, strip, units): half a strip as integers; tile(rows, powers): what multiplies so many.
-// exact: units are what makes weights integers, and so may be powers of two.
-template <int OF_BLOCK, typename Make, typename TileOf>
-WM_INLINE void products(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
-                        float* scratch, bool exact, const Make& make, const TileOf& tile) {
-  const Arranged<OF_BLOCK, const float> from(x, q);
-  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
-  int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
-  const bool moderate_x = exact && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
-  bool powers = false;
-  gemm::products<MOST>(
-      gemm::strip_decoder(w), Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
-      [&](const Part& p) {
-        for (int half = 0; half < 2; ++half) make(p, half, strip, units);
-        powers = moderate_x && moderate(units, (p.depth + BLOCK - 1) / BLOCK * STRIP, 0x7FFFFF);
-      },
-      [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
-        const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
-        tile(height, powers)(strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
-                             from.units_at(m, before, some),
-                             reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
-      });
-}
-
+// As gemm::product.
 template <int BITS>
 static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
                     float* scratch) {
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
   const float multiple = multiple_of(w, Width<BITS>::MOST_W);
   const bool small = multiple != 0 && bits_of(w.element) <= 4;
-  products<OF_BLOCK<BITS>>(
-      w, matrix, first, last, q, x, scratch, multiple != 0,
-      [&](const Part& p, int half, int32_t* strip, float* units) {
-        make<BITS>(p, half, decoder, multiple, small, strip, units);
+  const Arranged<BITS, const float> from(x, q);
+  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
+  int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
+  const bool moderate_x = multiple != 0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
+  bool powers = false;
+  gemm::products<MOST>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
+      [&](const Part& p) {
+        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, small, strip, units);
+        powers = moderate_x && moderate(units, (p.depth + BLOCK - 1) / BLOCK * STRIP, 0x7FFFFF);
       },
-      [&](int64_t rows, bool powers) { return tile_of<BITS, MOST>(rows, powers, small); });
+      [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
+        const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
+        tile_of<BITS, MOST>(height, powers, small)(
+            strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
+            from.units_at(m, before, some), reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
+      });
 }
 
 constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
 template <int BITS>
-constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<OF_BLOCK<BITS>>, arrange_tile<BITS>, product<BITS>};
+constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<BITS>, arrange_tile<BITS>, product<BITS>};
 constexpr GemmKernel INT8 = KERNEL<8>, INT16 = KERNEL<16>;
 
 }  // namespace gemm_int

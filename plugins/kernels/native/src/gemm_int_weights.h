@@ -76,9 +76,10 @@ struct Integers {
 // The same of codes that are integers, straight from them: `each` makes those of some lanes of codes, [lane of integers],
 // of which `count` are there.
 template <int CODE_BITS, typename Each>
-WM_INLINE void straight(const Part& p, int half, int32_t* out, const Each& each) {
+WM_INLINE void straight(const Part& p, int half, float multiple, int32_t* out, float* units, const Each& each) {
   using Squares = gemm::Squares<CODE_BITS>;
   const int64_t columns = (p.depth + BLOCK - 1) / BLOCK * BLOCK;
+  units_of(p, half, multiple, units);
   Squares squares(p, half);
   int32_t* at = out + half * LANES;
   for (int64_t k = 0; k < columns; k += Squares::COLUMNS) {
@@ -93,11 +94,11 @@ WM_INLINE void straight(const Part& p, int half, int32_t* out, const Each& each)
 #if WM_SIMD == 512
 // Of four bits: look-ups of bytes, or of halves.
 template <int BITS, WmElement E, int MULTIPLE>
-static void four_bits(const Part& p, int half, int32_t* out) {
+static void four_bits(const Part& p, int half, int32_t* out, float* units) {
   using W = Width<BITS>;
   static constexpr Integers<W, E, MULTIPLE> TABLE;
   const __m512i table = _mm512_load_si512(TABLE.value);
-  straight<4>(p, half, out, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+  straight<4>(p, half, MULTIPLE, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; ++t)
       for (int i = 0; i < 8 / W::PER; ++i, at += STRIP) {
         const __m512i codes = (__m512i)(lanes[t] >> (4 * i));
@@ -108,12 +109,12 @@ static void four_bits(const Part& p, int half, int32_t* out) {
 }
 
 // Of eight bits, which stay what they are: every other one of eight columns.
-static void eight_bits(const Part& p, int half, int32_t* out) {
+static void eight_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
   alignas(64) uint8_t even[64];
   for (int i = 0; i < 64; ++i) even[i] = uint8_t(i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * 64);
   const __m512i evens = _mm512_load_si512(even), odds = _mm512_add_epi8(evens, _mm512_set1_epi8(1));
   const __m512i offset = _mm512_set1_epi8(char(0x80));
-  straight<8>(p, half, out, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+  straight<8>(p, half, multiple, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; t += 2)
       for (int i = 0; i < 2; ++i, at += STRIP) {
         const __m512i codes = _mm512_permutex2var_epi8((__m512i)lanes[t], i ? odds : evens, (__m512i)lanes[t + 1]);
@@ -124,10 +125,10 @@ static void eight_bits(const Part& p, int half, int32_t* out) {
 #elif WM_SIMD == 256
 // Of four bits: look-ups of bytes.
 template <int BITS, WmElement E, int MULTIPLE>
-static void four_bits(const Part& p, int half, int32_t* out) {
+static void four_bits(const Part& p, int half, int32_t* out, float* units) {
   static constexpr Integers<Width<BITS>, E, MULTIPLE> TABLE;
   const __m256i table = _mm256_load_si256(reinterpret_cast<const __m256i*>(TABLE.value));
-  straight<4>(p, half, out, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+  straight<4>(p, half, MULTIPLE, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; ++t)
       for (int i = 0; i < 2; ++i, at += STRIP) {
         const __m256i codes = _mm256_and_si256((__m256i)(lanes[t] >> (4 * i)), _mm256_set1_epi8(15));
@@ -137,10 +138,10 @@ static void four_bits(const Part& p, int half, int32_t* out) {
 }
 
 // Of eight bits, which stay what they are: every other one of eight columns.
-static void eight_bits(const Part& p, int half, int32_t* out) {
+static void eight_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
   const __m256i evens_first =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
-  straight<8>(p, half, out, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+  straight<8>(p, half, multiple, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; t += 2) {
       const __m256i a = _mm256_shuffle_epi8((__m256i)lanes[t], evens_first);
       const __m256i b = _mm256_shuffle_epi8((__m256i)lanes[t + 1], evens_first);
@@ -158,16 +159,12 @@ static void make(const Part& p, int half, const gemm::StripDecoder& decoder, flo
                  float* units) {
 #if WM_SIMD != 0
   constexpr bool QUADS = Width<BITS>::QUADS;
-  const auto straight = [&](void (*codes)(const Part&, int, int32_t*)) {
-    units_of(p, half, multiple, units);
-    codes(p, half, out);
-  };
   const WmElement element = multiple != 0 ? p.w.element : WM_F32;
   if constexpr (WM_SIMD == 512 || QUADS) {
-    if (element == WM_E2M1) return straight(four_bits<BITS, WM_E2M1, 2>);
-    if (element == WM_INT4) return straight(four_bits<BITS, WM_INT4, 1>);
+    if (element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
+    if (element == WM_INT4) return four_bits<BITS, WM_INT4, 1>(p, half, out, units);
   }
-  if (QUADS && (element == WM_INT8 || element == WM_MXINT8)) return straight(eight_bits);
+  if (QUADS && (element == WM_INT8 || element == WM_MXINT8)) return eight_bits(p, half, multiple, out, units);
 #endif
   decoder.half(p, half);
   integers<BITS>(p, half, multiple, small, out, units);
