@@ -4,14 +4,19 @@
 
 import io
 import pickle
+import string
+from argparse import ArgumentParser
 from collections import defaultdict
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, lru_cache
+from os.path import isdir, isfile, join
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal import defaults_list
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser import overrides_parser
@@ -41,7 +46,8 @@ def register() -> None:
         (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
         (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
-        (overrides_parser, "create_functions", _functions),
+        (overrides_parser, "create_functions", _functions), (Hydra, "get_help", _help),
+        (FileConfigSource, "is_group", _is_group), (FileConfigSource, "is_config", _is_config),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -55,6 +61,32 @@ def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
     ours = main == {_CONF} and {part.provider for part in path} <= _OWN_PROVIDERS
     said = any(o.lstrip("+~").startswith("hydra") for o in overrides)
     return None if ours and not said else _asked_mode(hydra, config_name, overrides)
+
+
+def _help(hydra: Hydra, help_cfg: DictConfig, cfg: DictConfig, args_parser: ArgumentParser, resolve: bool) -> str:
+    """The template of `hydra.help`, filled in with what it names. Hydra also lists its own groups and writes the whole
+    config, of which ours names neither: an eighth of `--help`."""
+    template = string.Template(help_cfg.template)
+    makers: dict[str, Callable[[], str]] = {
+        "FLAGS_HELP": lambda: hydra.format_args_help(args_parser),
+        "HYDRA_CONFIG_GROUPS": lambda: hydra.format_config_groups(_of_hydra),
+        "APP_CONFIG_GROUPS": lambda: hydra.format_config_groups(lambda group: not _of_hydra(group)),
+        "CONFIG": lambda: OmegaConf.to_yaml(cfg, resolve=resolve),
+    }
+    return template.substitute({name: make() for name, make in makers.items() if name in template.get_identifiers()})
+
+
+def _of_hydra(group: str) -> bool:
+    return group == "hydra" or group.startswith("hydra/")
+
+
+def _is_group(source: FileConfigSource, config_path: str) -> bool:
+    """Hydra follows links itself first, part by part, at every file of every group."""
+    return isdir(join(source.path, config_path))
+
+
+def _is_config(source: FileConfigSource, config_path: str) -> bool:
+    return isfile(join(source.path, source._normalize_file_name(config_path)))
 
 
 def _itself(store: ConfigStore, memo: dict[int, Any]) -> ConfigStore:

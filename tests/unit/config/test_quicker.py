@@ -105,6 +105,34 @@ def test_another_program_of_hydra_has_its_mode(tmp_path: Path) -> None:
     assert [text for text in said.stdout.splitlines() if text.startswith("job")] == ["job 1", "job 2"], said.stderr
 
 
+def test_help_is_what_hydra_says_where_it_names_all_that_there_is(tmp_path: Path) -> None:
+    """Groups and options that are links, too; and what a template names that there is not."""
+    template = "hydra: {help: {template: '$APP_CONFIG_GROUPS $HYDRA_CONFIG_GROUPS $FLAGS_HELP $CONFIG $$ cost'}}"
+    for file, text in (
+        ("conf/config", f"defaults: [one: x]\n{template}\na: [1, '${{one.is}}']\n"), ("conf/one/x", "is: 1"),
+        ("conf/one/deep/y", "is: 2"), ("away/z", "is: 3"),
+    ):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{file}.yaml").write_text(text)
+    (tmp_path / "conf/two").symlink_to("../away")
+    (tmp_path / "conf/one/w.yaml").symlink_to("../../away/z.yaml")
+    (tmp_path / "conf/one/broken.yaml").symlink_to("nowhere.yaml")
+    env = {**os.environ, "PYTHONPATH": str(CONF.parent)}
+    said = []
+    for first in ("", "from pipeline.config.resolvers import register\nregister()\n"):
+        (tmp_path / "other.py").write_text(
+            f"import hydra\n{first}@hydra.main(config_path='conf', config_name='config', version_base='1.3')\n"
+            "def main(cfg): pass\nmain()\n"
+        )
+        for options in (["--help"], ["--help", "--resolve"], ["--hydra-help"], ["--help", "hydra.help.template=$NONE"]):
+            command = [sys.executable, "other.py", *options]
+            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+            said.append((done.returncode, done.stdout, done.stderr.rstrip().rpartition("\n")[2]))
+    assert said[:4] == said[4:]
+    assert "one: w, x\none/deep: y\ntwo: z\n" in said[0][1]
+    assert "KeyError" in said[3][2], said[3]
+
+
 def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path: Path) -> None:
     register()
     for file, text in (
