@@ -25,7 +25,7 @@ from pipeline.digest import digest
 from pipeline.errors import SourceError, StorageError
 from pipeline.files import cache_folder, read_whole, write_over
 
-VERSION = 1  # of the file that keeps what was found
+VERSION = 2  # of the file that keeps what was found
 MOST = 2000  # files of code that are kept; of those read earliest, in trees that are gone, there is no end
 OWN = ("pipeline", "stages", "plugins")
 BESIDE = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".yaml", ".yml"})
@@ -225,7 +225,8 @@ class Sources:
         except (OSError, SyntaxError, ValueError) as why:
             raise SourceError(f"{path}: {why}") from None
         self._known.pop(str(path), None)  # or it would stay where it was, among the oldest
-        self._known[str(path)] = [stamp, source.digest, source.sees_seed, source.at_once, source.later]
+        at_once, later = _written(source.at_once), _written(source.later)
+        self._known[str(path)] = [stamp, source.digest, source.sees_seed, at_once, later]
         self._new = True
         return source
 
@@ -243,11 +244,22 @@ def _kept(known: Any, stamp: Any) -> Source | None:
     """What was kept of a file, if that is still the same and was kept by this version."""
     try:
         if known[0] == stamp:
-            at_once, later = (tuple((m, tuple(names)) for m, names in found) for found in known[3:])
+            at_once, later = map(_read, known[3:])
             return Source(str(known[1]), bool(known[2]), at_once, later)
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, AttributeError):
         pass
     return None
+
+
+def _written(imports: Iterable[Import]) -> str:
+    """As one text, which is taken apart when the file is asked for: a plan asks for few of those that are kept."""
+    return " ".join(f"{module}:{','.join(names)}" for module, names in imports)
+
+
+def _read(text: str) -> tuple[Import, ...]:
+    """What `_written` wrote."""
+    parted = (one.partition(":") for one in text.split())
+    return tuple((module, tuple(names.split(",")) if names else ()) for module, _, names in parted)
 
 
 @cache
