@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -75,6 +75,7 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
     libraries: set[str] = set()
     seen: dict[str, bool] = {}
     due = [(m, True) for m in modules]
+    roots = cache(lambda top: _roots(top, plugins))
     while due:
         name, whole = due.pop()
         if name in seen and (seen[name] or not whole):
@@ -83,7 +84,7 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
         if name.startswith(DOORS):
             continue
         package, _, last = name.rpartition(".")
-        folders = _roots(name.partition(".")[0], plugins)
+        folders = roots(name.partition(".")[0])
         if not folders:
             libraries.add(name.partition(".")[0])
             continue
@@ -91,17 +92,22 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
             due.append((package, False))
         if (path := _source(name, folders)) is None:  # a folder without an `__init__`
             continue
-        said = _sources().read(path)
+        said = _said(path)
         code[name] = said.digest
         package = name if path.name == "__init__.py" else package
         if whole:
             code |= {f"{package}/{file}": found for file, found in _beside(path.parent).items()}
         for module, names in (*said.at_once, *(said.later if whole else ())):
             module = _absolute(module, package)
-            needs = _imported(module, names, _roots(module.partition(".")[0], plugins))
+            needs = _imported(module, names, roots(module.partition(".")[0]))
             due += [(n, w and whole) for n, w in needs]  # what nobody calls imports no more than it does at once
     _sources().keep()
     return Reach(dict(sorted(code.items())), _versions(libraries))
+
+
+@cache
+def _said(path: Path) -> "Source":
+    return _sources().read(path)
 
 
 @cache
@@ -131,17 +137,34 @@ def _roots(top: str, plugins: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _exists(name: str, folders: tuple[str, ...]) -> bool:
-    return _source(name, folders) is not None or any(os.path.isdir(os.path.join(f, *name.split("."))) for f in folders)
+    return _source(name, folders) is not None or any(os.path.isdir(base) for base in _places(name, folders))
 
 
 @cache
 def _source(name: str, folders: tuple[str, ...]) -> Path | None:
-    for folder in folders:
-        base = os.path.join(folder, *name.split("."))
+    for base in _places(name, folders):
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(path):
                 return Path(path)
     return None
+
+
+def _places(name: str, folders: tuple[str, ...]) -> Iterator[str]:
+    """Where a module lies, without an ending: most names that are imported are of no module, and nothing is there."""
+    *parts, last = name.split(".")
+    for folder in folders:
+        inner = os.path.join(folder, *parts)
+        if last in _stems(inner):
+            yield os.path.join(inner, last)
+
+
+@cache
+def _stems(folder: str) -> frozenset[str]:
+    """What lies in a folder, without endings."""
+    try:
+        return frozenset(name.partition(".")[0] for name in os.listdir(folder))
+    except OSError:
+        return frozenset()
 
 
 @cache

@@ -60,8 +60,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fresh() -> None:
     """As in another process."""
-    for kept in (code._reach, code._imported, code._source, code._exists, code._beside, code._sources):
+    for kept in (code._reach, code._said, code._imported, code._source, code._exists, code._stems, code._beside):
         kept.cache_clear()
+    code._sources.cache_clear()
 
 
 def test_imports_are_followed_those_in_functions_too(tree: Path) -> None:
