@@ -4,6 +4,7 @@
 
 import io
 import pickle
+import re
 import string
 from argparse import ArgumentParser
 from collections import defaultdict
@@ -21,7 +22,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser import overrides_parser
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, _utils, base, grammar_parser, nodes
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 _CONF = str(Path(__file__).parents[2] / "conf")
 _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
@@ -32,8 +33,10 @@ _made_functions = cache(overrides_parser.create_functions)
 _told_parents = base.Box._re_parent
 _made_load = OmegaConf.load
 _copied_dict, _copied_list = DictConfig.__deepcopy__, ListConfig.__deepcopy__
+_made_followed = base.Container.resolve_parse_tree
 _loaded: dict[str | bytes, bytes] = {}
 _MOST = 1000  # files
+_REFERENCE = re.compile(r"\$\{(\.*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
 _PLAIN = {str, int, float, bool, type(None)}
 _VALUES = {AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode}
 
@@ -44,6 +47,7 @@ def register() -> None:
         (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
         (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
+        (base.Container, "resolve_parse_tree", _followed),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
         (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
         (overrides_parser, "create_functions", _functions), (Hydra, "get_help", _help),
@@ -110,8 +114,23 @@ def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
 @lru_cache(4096)
 def _tree(value: str, *how: str, **named: str) -> Any:
     """What OmegaConf parses a text with `${` to, and then only reads; it does so at every look at every such text, of
-    which a config has the same ones each time."""
+    which a config has the same ones each time. Most refer to one key, which is all that there is to parse."""
+    if (reference := _REFERENCE.fullmatch(value)) is not None:
+        return reference[1]
     return grammar_parser.parse(value, *how, **named)
+
+
+def _followed(container: Any, parse_tree: Any, node: Any, memo: set[int] | None = None, key: Any = None) -> Any:
+    """What a text refers to: OmegaConf visits its tree, and asks the same where it comes to the key."""
+    if not isinstance(parse_tree, str):
+        return _made_followed(container, parse_tree, node, memo, key)
+    try:
+        return container._resolve_node_interpolation(inter_key=parse_tree, memo=memo)
+    except InterpolationResolutionError:
+        raise
+    except Exception as why:
+        said = f"{type(why).__name__} raised while resolving interpolation: {why}"
+        raise InterpolationResolutionError(said).with_traceback(why.__traceback__)  # noqa: B904  as OmegaConf does
 
 
 def _tell_parents(box: Any) -> None:

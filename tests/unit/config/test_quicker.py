@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf, base
-from omegaconf.errors import GrammarParseError
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from pipeline.config import quicker
 from pipeline.config.options import CONF
@@ -178,6 +178,37 @@ def test_a_text_is_parsed_once_and_followed_each_time(monkeypatch: pytest.Monkey
     for _ in range(2):  # what is wrong is not kept
         with pytest.raises(GrammarParseError):
             OmegaConf.create({"a": "${b and ${a"}).a  # noqa: B018
+
+
+REFERRED = {
+    "a": {"b": 1, "c": "${.b}", "d": "${..e.f}", "null": "${a.c}", "true": 2, "g": "${...z}", "h": "${.nothing}"},
+    "e": {"f": "${a.null}", "é": 3, "inf": [1, "${..true}"]}, "true": "x", "i": "${a}", "j": "${e.inf}",
+    "k": "${a.true}",
+    "l": "${nowhere}", "m": "${a.b.c}", "n": "${n}", "o": "${p}", "p": "${o}", "q": "${r}", "r": "???",
+    "s": None, "t": "${s.u}", "v": "${e.é}", "w": "${e.inf.0}", "x": "${e.inf[0]}", "y": "${ a.b }", "z": "${a.b}\n",
+    "aa": "${.a.b}", "bb": "${s}", "cc": "${..a.b}", "dd": "${m.x}", "ee": "${l}", "null": 5, "ff": "${null}",
+}  # fmt: skip
+
+
+def test_a_reference_leads_where_omegaconf_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it leads nowhere, that is said alike."""
+    register()
+    said: list[list[Any]] = []
+    for ours in (True, False):
+        quicker._tree.cache_clear()
+        if not ours:
+            monkeypatch.setattr(base, "parse", quicker.grammar_parser.parse)
+            monkeypatch.setattr(base.Container, "resolve_parse_tree", quicker._made_followed)
+        cfg = OmegaConf.create(REFERRED)
+        said.append([])
+        for key in (*REFERRED, *(f"a.{key}" for key in REFERRED["a"])):
+            try:
+                said[-1].append(repr(OmegaConf.select(cfg, key, throw_on_missing=True)))
+            except (OmegaConfBaseException, RecursionError) as why:
+                said[-1].append([type(why), str(why), type(why.__cause__)])
+    assert said[0] == said[1]
+    kinds = {line[0].__name__ for line in said[0] if isinstance(line, list)}
+    assert {"InterpolationKeyError", "InterpolationResolutionError"} <= kinds
 
 
 def described(node: Any, holder: Any = None) -> list[Any]:
