@@ -11,7 +11,6 @@ Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source
 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
-import gc
 import io
 import os
 import shlex
@@ -22,14 +21,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline import huge_pages
+from pipeline.beginning import begin
 
 if __name__ == "__main__":
-    huge_pages.begin_anew(sys.argv[1:])
-    gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
-    from pipeline.running import process
-
-    process.commanded(sys.argv[1:])
+    begin(sys.argv[1:])
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

@@ -4,19 +4,25 @@
 
 import io
 import pickle
+import re
+import string
+from argparse import ArgumentParser
 from collections import defaultdict
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, lru_cache
+from os.path import isdir, isfile, join
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal import defaults_list
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser import overrides_parser
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, _utils, base, grammar_parser, nodes
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 _CONF = str(Path(__file__).parents[2] / "conf")
 _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
@@ -27,8 +33,10 @@ _made_functions = cache(overrides_parser.create_functions)
 _told_parents = base.Box._re_parent
 _made_load = OmegaConf.load
 _copied_dict, _copied_list = DictConfig.__deepcopy__, ListConfig.__deepcopy__
+_made_followed = base.Container.resolve_parse_tree
 _loaded: dict[str | bytes, bytes] = {}
 _MOST = 1000  # files
+_REFERENCE = re.compile(r"\$\{(\.*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
 _PLAIN = {str, int, float, bool, type(None)}
 _VALUES = {AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode}
 
@@ -39,9 +47,11 @@ def register() -> None:
         (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
         (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
+        (base.Container, "resolve_parse_tree", _followed),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
         (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
-        (overrides_parser, "create_functions", _functions),
+        (overrides_parser, "create_functions", _functions), (Hydra, "get_help", _help),
+        (FileConfigSource, "is_group", _is_group), (FileConfigSource, "is_config", _is_config),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -55,6 +65,32 @@ def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
     ours = main == {_CONF} and {part.provider for part in path} <= _OWN_PROVIDERS
     said = any(o.lstrip("+~").startswith("hydra") for o in overrides)
     return None if ours and not said else _asked_mode(hydra, config_name, overrides)
+
+
+def _help(hydra: Hydra, help_cfg: DictConfig, cfg: DictConfig, args_parser: ArgumentParser, resolve: bool) -> str:
+    """The template of `hydra.help`, filled in with what it names. Hydra also lists its own groups and writes the whole
+    config, of which ours names neither: an eighth of `--help`."""
+    template = string.Template(help_cfg.template)
+    makers: dict[str, Callable[[], str]] = {
+        "FLAGS_HELP": lambda: hydra.format_args_help(args_parser),
+        "HYDRA_CONFIG_GROUPS": lambda: hydra.format_config_groups(_of_hydra),
+        "APP_CONFIG_GROUPS": lambda: hydra.format_config_groups(lambda group: not _of_hydra(group)),
+        "CONFIG": lambda: OmegaConf.to_yaml(cfg, resolve=resolve),
+    }
+    return template.substitute({name: make() for name, make in makers.items() if name in template.get_identifiers()})
+
+
+def _of_hydra(group: str) -> bool:
+    return group == "hydra" or group.startswith("hydra/")
+
+
+def _is_group(source: FileConfigSource, config_path: str) -> bool:
+    """Hydra follows links itself first, part by part, at every file of every group."""
+    return isdir(join(source.path, config_path))
+
+
+def _is_config(source: FileConfigSource, config_path: str) -> bool:
+    return isfile(join(source.path, source._normalize_file_name(config_path)))
 
 
 def _itself(store: ConfigStore, memo: dict[int, Any]) -> ConfigStore:
@@ -78,8 +114,23 @@ def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
 @lru_cache(4096)
 def _tree(value: str, *how: str, **named: str) -> Any:
     """What OmegaConf parses a text with `${` to, and then only reads; it does so at every look at every such text, of
-    which a config has the same ones each time."""
+    which a config has the same ones each time. Most refer to one key, which is all that there is to parse."""
+    if (reference := _REFERENCE.fullmatch(value)) is not None:
+        return reference[1]
     return grammar_parser.parse(value, *how, **named)
+
+
+def _followed(container: Any, parse_tree: Any, node: Any, memo: set[int] | None = None, key: Any = None) -> Any:
+    """What a text refers to: OmegaConf visits its tree, and asks the same where it comes to the key."""
+    if not isinstance(parse_tree, str):
+        return _made_followed(container, parse_tree, node, memo, key)
+    try:
+        return container._resolve_node_interpolation(inter_key=parse_tree, memo=memo)
+    except InterpolationResolutionError:
+        raise
+    except Exception as why:
+        said = f"{type(why).__name__} raised while resolving interpolation: {why}"
+        raise InterpolationResolutionError(said).with_traceback(why.__traceback__)  # noqa: B904  as OmegaConf does
 
 
 def _tell_parents(box: Any) -> None:

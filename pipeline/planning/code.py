@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,7 +25,7 @@ from pipeline.digest import digest
 from pipeline.errors import SourceError, StorageError
 from pipeline.files import cache_folder, read_whole, write_over
 
-VERSION = 1  # of the file that keeps what was found
+VERSION = 2  # of the file that keeps what was found
 MOST = 2000  # files of code that are kept; of those read earliest, in trees that are gone, there is no end
 OWN = ("pipeline", "stages", "plugins")
 BESIDE = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".yaml", ".yml"})
@@ -75,6 +75,7 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
     libraries: set[str] = set()
     seen: dict[str, bool] = {}
     due = [(m, True) for m in modules]
+    roots = cache(lambda top: _roots(top, plugins))
     while due:
         name, whole = due.pop()
         if name in seen and (seen[name] or not whole):
@@ -83,7 +84,7 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
         if name.startswith(DOORS):
             continue
         package, _, last = name.rpartition(".")
-        folders = _roots(name.partition(".")[0], plugins)
+        folders = roots(name.partition(".")[0])
         if not folders:
             libraries.add(name.partition(".")[0])
             continue
@@ -91,17 +92,22 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
             due.append((package, False))
         if (path := _source(name, folders)) is None:  # a folder without an `__init__`
             continue
-        said = _sources().read(path)
+        said = _said(path)
         code[name] = said.digest
         package = name if path.name == "__init__.py" else package
         if whole:
             code |= {f"{package}/{file}": found for file, found in _beside(path.parent).items()}
         for module, names in (*said.at_once, *(said.later if whole else ())):
             module = _absolute(module, package)
-            needs = _imported(module, names, _roots(module.partition(".")[0], plugins))
+            needs = _imported(module, names, roots(module.partition(".")[0]))
             due += [(n, w and whole) for n, w in needs]  # what nobody calls imports no more than it does at once
     _sources().keep()
     return Reach(dict(sorted(code.items())), _versions(libraries))
+
+
+@cache
+def _said(path: Path) -> "Source":
+    return _sources().read(path)
 
 
 @cache
@@ -131,17 +137,34 @@ def _roots(top: str, plugins: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _exists(name: str, folders: tuple[str, ...]) -> bool:
-    return _source(name, folders) is not None or any(os.path.isdir(os.path.join(f, *name.split("."))) for f in folders)
+    return _source(name, folders) is not None or any(os.path.isdir(base) for base in _places(name, folders))
 
 
 @cache
 def _source(name: str, folders: tuple[str, ...]) -> Path | None:
-    for folder in folders:
-        base = os.path.join(folder, *name.split("."))
+    for base in _places(name, folders):
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(path):
                 return Path(path)
     return None
+
+
+def _places(name: str, folders: tuple[str, ...]) -> Iterator[str]:
+    """Where a module lies, without an ending: most names that are imported are of no module, and nothing is there."""
+    *parts, last = name.split(".")
+    for folder in folders:
+        inner = os.path.join(folder, *parts)
+        if last in _stems(inner):
+            yield os.path.join(inner, last)
+
+
+@cache
+def _stems(folder: str) -> frozenset[str]:
+    """What lies in a folder, without endings."""
+    try:
+        return frozenset(name.partition(".")[0] for name in os.listdir(folder))
+    except OSError:
+        return frozenset()
 
 
 @cache
@@ -225,7 +248,8 @@ class Sources:
         except (OSError, SyntaxError, ValueError) as why:
             raise SourceError(f"{path}: {why}") from None
         self._known.pop(str(path), None)  # or it would stay where it was, among the oldest
-        self._known[str(path)] = [stamp, source.digest, source.sees_seed, source.at_once, source.later]
+        at_once, later = _written(source.at_once), _written(source.later)
+        self._known[str(path)] = [stamp, source.digest, source.sees_seed, at_once, later]
         self._new = True
         return source
 
@@ -243,11 +267,22 @@ def _kept(known: Any, stamp: Any) -> Source | None:
     """What was kept of a file, if that is still the same and was kept by this version."""
     try:
         if known[0] == stamp:
-            at_once, later = (tuple((m, tuple(names)) for m, names in found) for found in known[3:])
+            at_once, later = map(_read, known[3:])
             return Source(str(known[1]), bool(known[2]), at_once, later)
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, AttributeError):
         pass
     return None
+
+
+def _written(imports: Iterable[Import]) -> str:
+    """As one text, which is taken apart when the file is asked for: a plan asks for few of those that are kept."""
+    return " ".join(f"{module}:{','.join(names)}" for module, names in imports)
+
+
+def _read(text: str) -> tuple[Import, ...]:
+    """What `_written` wrote."""
+    parted = (one.partition(":") for one in text.split())
+    return tuple((module, tuple(names.split(",")) if names else ()) for module, _, names in parted)
 
 
 @cache

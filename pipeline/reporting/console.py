@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError, shown, some
+from pipeline.importing import without
 from pipeline.redact import hide
 from pipeline.tables import GLUE, WIDEST, Grid, table, unbroken, width, wrapped
 from pipeline.terminal import line, safe, say
@@ -21,7 +22,8 @@ def out(*renderables: Any) -> None:
     """Print to stdout: tables, text, which is folded where it is known how wide that may be, and paths, unbroken."""
     columns = width()
     if any(isinstance(item, Grid) for item in renderables):
-        from rich.console import Console  # which takes longer to import than lines of text need
+        with without("attr"):  # rich has a way to print its classes
+            from rich.console import Console  # which takes longer to import than lines of text need
 
         console = Console(width=columns or WIDEST, highlight=False)
     for item in renderables:

@@ -8,7 +8,6 @@ lost worker loses nothing that was done.
 
 import heapq
 import pickle
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from pipeline.config import extend
 from pipeline.config.spine import Dask
 from pipeline.errors import PlanError, StageError, WeightmillError
+from pipeline.importing import without
 from pipeline.running import gang, pinned
 from pipeline.running.blame import blamed
 from pipeline.running.cluster import bring_the_users_code
@@ -157,14 +157,10 @@ def _travelling(result: Any) -> Any:
 def import_threads() -> None:
     """Dask's threaded scheduler, in a process that shows no notebook: without the tables that Dask draws there.
 
-    They want jinja2, a third of the import, and Dask does without where that is not installed.
+    They want jinja2, a third of the import.
     """
-    there = sys.modules.setdefault("jinja2", None)  # type: ignore[arg-type]
-    try:
+    with without("jinja2"):
         import dask.threaded  # noqa: F401
-    finally:
-        if there is None:
-            del sys.modules["jinja2"]
 
 
 def run_threads(

@@ -191,8 +191,9 @@ def _place(unit: str, isa: int | None) -> Path:
 
 def _made_of(unit: str, isa: int | None, libc: str | None) -> str:
     """What the library is made of and for, the compiler aside."""
-    files = {p.name: source.digest for p, source in _sources(unit).items()}
-    theirs = [(h.name, _source(h).digest) for i in _include(unit) for h in i.rglob("*.h")]
+    ours = _sources(unit)
+    files = {name: source.digest for name, source in ours.items()}
+    theirs = [(h.name, _source(str(h)).digest) for i in _include(ours) for h in i.rglob("*.h")]
     return identity([sorted(files.items()), sorted(theirs), _flags(isa), platform.machine(), libc])[:16]
 
 
@@ -211,37 +212,37 @@ class _Source:
     ffi: bool
 
 
-def _source(path: Path) -> _Source:
+def _source(path: str) -> _Source:
     """Read once: a plan asks eleven times for most of them."""
-    found = path.stat()
+    found = os.stat(path)
     return _read(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 @lru_cache(1024)
-def _read(path: Path, *stamp: int) -> _Source:
-    content = path.read_bytes()
+def _read(path: str, *stamp: int) -> _Source:
+    content = Path(path).read_bytes()
     text = content.decode()
     return _Source(digest(content), tuple(re.findall(r'"(\w+\.h)"', text)), '"xla/ffi/' in text)
 
 
-def _sources(unit: str) -> dict[Path, _Source]:
+def _sources(unit: str) -> dict[str, _Source]:
     """`src/<unit>.cc` and the headers of ours that it names, and those that these name."""
-    found, due = dict[Path, _Source](), [SOURCES / f"{unit}.cc"]
+    found, due = dict[str, _Source](), [f"{unit}.cc"]
     while due:
-        if (path := due.pop()) not in found:
+        if (name := due.pop()) not in found:
             with suppress(FileNotFoundError):
-                found[path] = _source(path)
-                due += [SOURCES / name for name in found[path].names]
+                found[name] = _source(os.path.join(SOURCES, name))
+                due += found[name].names
     return found
 
 
 def _size(unit: str) -> int:
-    return sum(p.stat().st_size for p in _sources(unit))
+    return sum((SOURCES / name).stat().st_size for name in _sources(unit))
 
 
-def _include(unit: str) -> list[Path]:
+def _include(sources: dict[str, _Source]) -> list[Path]:
     """Folders of headers that are not ours: XLA's, beside jaxlib, for the handlers of its FFI."""
-    if not any(source.ffi for source in _sources(unit).values()):
+    if not any(source.ffi for source in sources.values()):
         return []
     jaxlib = find_spec("jaxlib")  # imports nothing
     return [Path(p) / "include" for p in (jaxlib and jaxlib.submodule_search_locations) or ()]
@@ -260,7 +261,7 @@ def _libc() -> str | None:
 
 
 def _command(unit: str, isa: int | None, to: Path) -> list[str]:
-    headers = [option for folder in _include(unit) for option in ("-isystem", str(folder))]
+    headers = [option for folder in _include(_sources(unit)) for option in ("-isystem", str(folder))]
     return [*compiler.command(), *_flags(isa), *headers, "-o", str(to), str(SOURCES / f"{unit}.cc")]
 
 

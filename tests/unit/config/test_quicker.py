@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf, base
-from omegaconf.errors import GrammarParseError
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from pipeline.config import quicker
 from pipeline.config.options import CONF
@@ -105,6 +105,34 @@ def test_another_program_of_hydra_has_its_mode(tmp_path: Path) -> None:
     assert [text for text in said.stdout.splitlines() if text.startswith("job")] == ["job 1", "job 2"], said.stderr
 
 
+def test_help_is_what_hydra_says_where_it_names_all_that_there_is(tmp_path: Path) -> None:
+    """Groups and options that are links, too; and what a template names that there is not."""
+    template = "hydra: {help: {template: '$APP_CONFIG_GROUPS $HYDRA_CONFIG_GROUPS $FLAGS_HELP $CONFIG $$ cost'}}"
+    for file, text in (
+        ("conf/config", f"defaults: [one: x]\n{template}\na: [1, '${{one.is}}']\n"), ("conf/one/x", "is: 1"),
+        ("conf/one/deep/y", "is: 2"), ("away/z", "is: 3"),
+    ):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{file}.yaml").write_text(text)
+    (tmp_path / "conf/two").symlink_to("../away")
+    (tmp_path / "conf/one/w.yaml").symlink_to("../../away/z.yaml")
+    (tmp_path / "conf/one/broken.yaml").symlink_to("nowhere.yaml")
+    env = {**os.environ, "PYTHONPATH": str(CONF.parent)}
+    said = []
+    for first in ("", "from pipeline.config.resolvers import register\nregister()\n"):
+        (tmp_path / "other.py").write_text(
+            f"import hydra\n{first}@hydra.main(config_path='conf', config_name='config', version_base='1.3')\n"
+            "def main(cfg): pass\nmain()\n"
+        )
+        for options in (["--help"], ["--help", "--resolve"], ["--hydra-help"], ["--help", "hydra.help.template=$NONE"]):
+            command = [sys.executable, "other.py", *options]
+            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+            said.append((done.returncode, done.stdout, done.stderr.rstrip().rpartition("\n")[2]))
+    assert said[:4] == said[4:]
+    assert "one: w, x\none/deep: y\ntwo: z\n" in said[0][1]
+    assert "KeyError" in said[3][2], said[3]
+
+
 def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path: Path) -> None:
     register()
     for file, text in (
@@ -150,6 +178,37 @@ def test_a_text_is_parsed_once_and_followed_each_time(monkeypatch: pytest.Monkey
     for _ in range(2):  # what is wrong is not kept
         with pytest.raises(GrammarParseError):
             OmegaConf.create({"a": "${b and ${a"}).a  # noqa: B018
+
+
+REFERRED = {
+    "a": {"b": 1, "c": "${.b}", "d": "${..e.f}", "null": "${a.c}", "true": 2, "g": "${...z}", "h": "${.nothing}"},
+    "e": {"f": "${a.null}", "é": 3, "inf": [1, "${..true}"]}, "true": "x", "i": "${a}", "j": "${e.inf}",
+    "k": "${a.true}",
+    "l": "${nowhere}", "m": "${a.b.c}", "n": "${n}", "o": "${p}", "p": "${o}", "q": "${r}", "r": "???",
+    "s": None, "t": "${s.u}", "v": "${e.é}", "w": "${e.inf.0}", "x": "${e.inf[0]}", "y": "${ a.b }", "z": "${a.b}\n",
+    "aa": "${.a.b}", "bb": "${s}", "cc": "${..a.b}", "dd": "${m.x}", "ee": "${l}", "null": 5, "ff": "${null}",
+}  # fmt: skip
+
+
+def test_a_reference_leads_where_omegaconf_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it leads nowhere, that is said alike."""
+    register()
+    said: list[list[Any]] = []
+    for ours in (True, False):
+        quicker._tree.cache_clear()
+        if not ours:
+            monkeypatch.setattr(base, "parse", quicker.grammar_parser.parse)
+            monkeypatch.setattr(base.Container, "resolve_parse_tree", quicker._made_followed)
+        cfg = OmegaConf.create(REFERRED)
+        said.append([])
+        for key in (*REFERRED, *(f"a.{key}" for key in REFERRED["a"])):
+            try:
+                said[-1].append(repr(OmegaConf.select(cfg, key, throw_on_missing=True)))
+            except (OmegaConfBaseException, RecursionError) as why:
+                said[-1].append([type(why), str(why), type(why.__cause__)])
+    assert said[0] == said[1]
+    kinds = {line[0].__name__ for line in said[0] if isinstance(line, list)}
+    assert {"InterpolationKeyError", "InterpolationResolutionError"} <= kinds
 
 
 def described(node: Any, holder: Any = None) -> list[Any]:

@@ -95,7 +95,7 @@ def test_flags_instruction_sets_compilers_and_the_headers_of_jaxlib_count(
     script(here / "c++", "exit 22")
     places.append(place("one"))
     (here / "src/one.cc").write_text('#include "xla/ffi/api/ffi.h"\n')
-    assert [str(p) for p in build._include("one")] == [jax.ffi.include_dir()]
+    assert [str(p) for p in build._include(build._sources("one"))] == [jax.ffi.include_dir()]
     places.append(place("one"))
     (here / "include/xla").mkdir(parents=True)
     (here / "include/xla/x.h").write_text("// another version\n")

@@ -40,7 +40,7 @@ def compiled(name: str, flags: tuple[str, ...], to: Path) -> None:
         pytest.skip(f"no {name}")
     own = [f for f in build.FLAGS if f not in ("-O3", "-shared")]
     commands = {
-        unit: [name, *own, *flags, *(o for i in build._include(unit) for o in ("-isystem", str(i))),
+        unit: [name, *own, *flags, *(o for i in build._include(build._sources(unit)) for o in ("-isystem", str(i))),
                "-o", str(to / f"{unit}.so"), str(build.SOURCES / f"{unit}.cc")]
         for unit in build.units()
     }  # fmt: skip

@@ -60,8 +60,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fresh() -> None:
     """As in another process."""
-    for kept in (code._reach, code._imported, code._source, code._exists, code._beside, code._sources):
+    for kept in (code._reach, code._said, code._imported, code._source, code._exists, code._stems, code._beside):
         kept.cache_clear()
+    code._sources.cache_clear()
 
 
 def test_imports_are_followed_those_in_functions_too(tree: Path) -> None:
@@ -113,10 +114,15 @@ def test_the_users_folder_is_followed_after_ours(tree: Path, tmp_path: Path, mon
 
 def test_what_was_read_is_kept_until_the_file_is_another(tree: Path, tmp_path: Path) -> None:
     file, kept = tree / "stages/a.py", tmp_path / "code.json"
+    more = "import os, json.decoder as d\nfrom . import é, b\nfrom .. import *\nfrom ...c.d import e\n"
+    more += "def f():\n    from x import y\n"
+    file.write_text(FILES["stages/a.py"] + more)
     sources = Sources(kept)
     first = sources.read(file)
     sources.keep()
     assert Sources(kept).read(file) == first
+    said = (("os", ()), ("json.decoder", ()), (".", ("é", "b")), ("..", ("*",)), ("...c.d", ("e",)))
+    assert (first.at_once[-5:], first.later[-1]) == (said, ("x", ("y",)))
     file.write_text(FILES["stages/a.py"] + "import plugins.ours.far\n")
     assert Sources(kept).read(file).at_once != first.at_once
     kept.write_text("{")

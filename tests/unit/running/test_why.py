@@ -34,7 +34,7 @@ class Before:
 
     def ask(self, *overrides: str) -> dict[str, Reason]:
         if self.edited:
-            code._reach.cache_clear()
+            as_in_another_process()
         plan = plan_run(self.config(*overrides), self.outputs / "now", fetch=False)
         return {r.node: r for r in reasons(plan, self.outputs, Results(self.outputs / FOLDER))}
 
@@ -82,7 +82,12 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
     yield found
     monkeypatch.undo()
     if found.edited:
-        code._reach.cache_clear()
+        as_in_another_process()
+
+
+def as_in_another_process() -> None:
+    for kept in (code._reach, code._said):
+        kept.cache_clear()
 
 
 def append(path: Path, content: bytes = b" ") -> None:
