@@ -157,7 +157,9 @@ def test_rows_go_to_their_experts(best_too: str, bits: int, other: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
-@pytest.mark.parametrize(("dtype", "of"), [(np.float32, "F32"), (np.float32, "BF16"), (BF16, "BF16"), (np.float32, "mxfp4")])
+@pytest.mark.parametrize(
+    ("dtype", "of"), [(np.float32, "F32"), (np.float32, "BF16"), (BF16, "BF16"), (np.float32, "mxfp4")]
+)
 def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any, of: str) -> None:
     """Whatever rows and weights a piece of work has, a number is the same bit for bit."""
     x = jnp.asarray(normal(np.random.default_rng(0), 200, 1056, dtype=dtype))
