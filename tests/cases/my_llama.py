@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, target)
     save_file(_weights(vocab), target / "model.safetensors", {"format": "pt"})
-    (folder / "my-text.txt").write_bytes(TEXT.read_bytes()[:20_000])
+    (folder / "my-text.txt").write_bytes(TEXT.read_bytes()[:8_000])
 
 
 def _weights(vocab: int) -> dict[str, np.ndarray]:

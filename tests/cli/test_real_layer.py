@@ -6,6 +6,8 @@ In bf16, experts alone would be 1.6 GB.
 import json
 import sys
 
+import pytest
+
 from pipeline.testing.peak import watch
 from tests.cases import big_gpt_oss
 from tests.cli.run import ROOT
@@ -26,6 +28,7 @@ print(json.dumps({"tokens": [c.tokens for c in done], "device_nbytes": runtime.d
 """
 
 
+@pytest.mark.repeats  # of the experts alone tests/unit/kernels/test_moe.py says it, of small models test_memory.py
 def test_one_layer_of_gpt_oss_20b(tmp_path):
     folder = big_gpt_oss.write(tmp_path / "layer", SIZES, mxfp4=True)
     stored = (folder / "model.safetensors").stat().st_size

@@ -44,7 +44,10 @@ def once(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def of_experts(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The same, but of gradients those of some schemes."""
+    """The same, but of gradients those of some schemes; and of each number of tokens one of both activations in turn,
+    which are the caller's, except where C++ has them."""
+    if "case" in call and call["backend"] in ("xla", "pallas"):
+        return call["backend"], re.sub(r", (gate and up|interleaved)$", "", case_of(call))
     some = "differentiable" not in call or case_of(call) in EXPERTS_PULLED or call["backend"] == "native"
     return once(call) if some else (call["backend"], "tokens" in case_of(call))
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pipeline.running.target import KEY_CHARS, read_marker
+from tests.cases import two_layers
 from tests.cases.resumed import DISTRIBUTED, command, partials
 from tests.cases.runs import after_chunks, digests, journaled, workers_of
 from tests.cli.run import done, end, manifest, pipeline, start
@@ -37,7 +38,8 @@ def test_what_steps_gained_outlives_a_kill(tmp_path):
             f"paths.outputs={tmp_path}/{name}",
             f"paths.run={tmp_path}/{name}/run",
         )  # what one has found, none takes
-        return ("+model=gpt_oss", "flow=convert", *few, "dask.workers=1", "dask.chunk=256KiB", *where)
+        model = ("+model=gpt_oss", f"model.source={two_layers.folder()}")
+        return (*model, "flow=convert", *few, "dask.workers=1", "dask.chunk=128KiB", *where)
 
     assert pipeline(*asked("whole")).code == 0
     run = tmp_path / "killed" / "run"

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.cases.model_runs import quick_environment
 
-KILLS = 2, 1  # if all is run that repeats; if not
+KILLS = 2
 
 
 def start(folder: Path, weights: Path) -> "subprocess.Popen[str]":
@@ -20,9 +21,11 @@ def start(folder: Path, weights: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], env=env)
 
 
-def test_killed_at_random_it_ends_with_the_same_weights(tmp_path: Path, thorough: bool) -> None:
+# test_loop.py has equal bits of what was ended, and tests/cli/test_trackers.py equal losses of what was killed.
+@pytest.mark.repeats
+def test_killed_at_random_it_ends_with_the_same_weights(tmp_path: Path) -> None:
     rng = random.Random(0)
-    for _ in range(KILLS[not thorough]):
+    for _ in range(KILLS):
         process = start(tmp_path / "killed", tmp_path / "killed.npz")
         assert process.stdout is not None
         updates = rng.randint(2, 6)

@@ -53,7 +53,7 @@ def learned(folder: Path, plain: Checkpoint, quant: str, how: Reconstruction = S
 @pytest.mark.parametrize(
     ("kind", "quant"), [("llama", "int4"), ("gpt_oss", "nvfp4"), ("qwen3_moe", "mxfp4"), ("gemma3", "int2")]
 )
-@pytest.mark.brief("llama-int4", "gpt_oss-nvfp4")
+@pytest.mark.brief("gpt_oss-nvfp4")  # the next two have int4 of Llama
 def test_blocks_lose_less_of_rows_that_no_gradient_sees(kind: str, quant: str, tmp_path: Path) -> None:
     begun, made, said = learned(tmp_path, models.checkpoint(kind, layers=1), quant)
     assert said["blocks.0"]["after"] < 0.98 * said["blocks.0"]["before"]
