@@ -53,6 +53,7 @@ _verb = "run"
 _debug = False
 _composing = Waiting("composing")
 _outcome: Any = None  # of a single run: its report, or the error that ended it
+_both: auto.Both | None = None  # of two runs that are one command; None: there is one
 _code = 0  # the largest exit code that a report of this process asks for
 
 
@@ -85,7 +86,7 @@ def _job(cfg: DictConfig) -> Any:
     """Plan, and run unless the verb says otherwise."""
     if _verb == "chat":
         return _talk(cfg)
-    run = load_run(cfg)
+    run = load_run(cfg) if _both is None else _both.said(load_run(cfg))
     run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
     if _verb in ("plan", "graph", "why"):
         _plan(run, run_dir)
@@ -165,8 +166,8 @@ def main() -> NoReturn:
 
 def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
-    global _code, _outcome, _verb
-    _code, _outcome, _verb = 0, None, "run"
+    global _both, _code, _outcome, _verb
+    _both, _code, _outcome, _verb = None, 0, None, "run"
     args = [*args[1:], "--help"] if args[:1] == ["help"] else args
     typed = {*before_dashes(args)}
     if {"-h", "--help"} & typed and (asked := usage.asked(args)) is not None:
@@ -266,7 +267,7 @@ def _explain(args: list[str]) -> None:
 
 
 def _run_hydra(args: list[str]) -> None:
-    global _debug, _verb
+    global _both, _debug, _verb
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
     if {"--shell-completion", "-sc"} & {*args}:
         register()
@@ -288,8 +289,10 @@ def _run_hydra(args: list[str]) -> None:
         _compose(said)
         return
     first, then = both
+    _both = auto.Both()
     terminal.say(f"{auto.AUTO}: {shlex.join(first)}")
-    _compose(replace(said, overrides=first))
+    with auto.named_as_typed():
+        _compose(replace(said, overrides=first))
     if _verb != "run":
         terminal.say(f"and then: {shlex.join(then('FOLDER'))}")
         return

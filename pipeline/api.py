@@ -12,7 +12,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,15 +44,30 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
     Raises:
         ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
     """
-    from pipeline.config.auto import two_runs
-    from pipeline.running.runner import execute
+    from pipeline.config.auto import Both, named_as_typed, two_runs
 
     if (both := two_runs(_checked(overrides))) is not None:
         first, then = both
-        done = run(first, config_dir=config_dir, progress=progress)
-        return run(then(done.run), config_dir=config_dir, progress=progress)
-    with _composed(_checked(overrides), config_dir) as (config, settled), _events(progress, config) as events:
-        return execute(config, _folder(config), settled, events)
+        told = Both()
+        with named_as_typed():
+            done = _ran(first, config_dir, progress, told.said)
+        return _ran(then(done.run), config_dir, progress, told.said)
+    return _ran(_checked(overrides), config_dir, progress)
+
+
+def _ran(
+    overrides: list[str], config_dir: str | Path | None, progress: bool | None,
+    told: "Callable[[RunConfig], RunConfig]" = lambda config: config,
+) -> "Report":  # fmt: skip
+    """One run, see `run`.
+
+    Args:
+        told: gives the config with what the run is to say of it.
+    """
+    from pipeline.running.runner import execute
+
+    with _composed(overrides, config_dir) as (config, settled), _events(progress, config) as events:
+        return execute(told(config), _folder(config), settled, events)
 
 
 def plan(overrides: Sequence[str], *, config_dir: str | Path | None = None) -> "Planned":
@@ -66,13 +81,14 @@ def plan(overrides: Sequence[str], *, config_dir: str | Path | None = None) -> "
     Raises:
         ConfigError, PlanError: what cannot be composed.
     """
-    from pipeline.config.auto import two_runs
+    from pipeline.config.auto import Both, two_runs
     from pipeline.planning.memory import plan_run
     from pipeline.reporting.planned import Planned
     from pipeline.running.attempt import obstacles_ahead
 
     both = two_runs(_checked(overrides))  # of both runs, the first: what the second takes is not known before
     with _composed(_checked(overrides) if both is None else both[0], config_dir) as (config, _):
+        config = config if both is None else Both().said(config)
         found = plan_run(config, _folder(config), fetch=False)
         return Planned(found, tuple(found.problems or obstacles_ahead(config, found, _folder(config))))
 

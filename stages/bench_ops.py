@@ -12,6 +12,7 @@ from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.op import Backends, Measure, Runner, Suite
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.turns import Turns
+from pipeline.bounds import DAY_S
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Context, Footprint, Prediction
 
@@ -59,8 +60,8 @@ class BenchOps:
         for op in self.ops:
             if op not in self.suites:
                 raise ConfigError(f"bench.ops: there is no op {op!r}{did_you_mean(op, [*self.suites])}")
-        if not self.seconds > 0:
-            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed")
+        if not 0 < self.seconds <= DAY_S:
+            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed, {DAY_S:,.0f} at most")
         assert self._runners(None)
 
     def _runners(self, programs: Path | None) -> dict[str, Runner]:

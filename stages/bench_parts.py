@@ -8,6 +8,7 @@ from pipeline.bench.limits import NAME, Limit, Limits, reached
 from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.parts import Apart, Steps
 from pipeline.bench.turns import Turns
+from pipeline.bounds import DAY_S
 from pipeline.errors import ConfigError, StageError
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import vocabulary
@@ -46,8 +47,8 @@ class BenchParts:
             if any(n < 1 for n in given) or len({*given}) < len(given):
                 raise ConfigError(f"bench.{name}={list(given)}: numbers, 1 or more, each once")
         self.apart.check(self.prompts)
-        if not self.seconds > 0:
-            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed")
+        if not 0 < self.seconds <= DAY_S:
+            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed, {DAY_S:,.0f} at most")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocabulary(checkpoint)

@@ -10,6 +10,7 @@ from pipeline.bench import growth_picture
 from pipeline.bench.growth_tables import figures, tables
 from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.turns import Turns
+from pipeline.bounds import DAY_S
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.growth import GIVEN, Growing
 from pipeline.places import nearest_folder
@@ -42,8 +43,9 @@ class BenchScale:
     def __post_init__(self) -> None:
         if not self.scales:
             raise ConfigError("scales=[]: at least one is needed")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed, or null for any")
+        if self.seconds is not None and not 0 < self.seconds <= DAY_S:
+            allowed = f"more than 0 is allowed, {DAY_S:,.0f} at most, or null for any"
+            raise ConfigError(f"bench.seconds={self.seconds}: {allowed}")
         if not self.exponent >= 0:
             raise ConfigError(f"bench.exponent={self.exponent}: 0 or more is allowed")
         for name, growing in self.scales.items():

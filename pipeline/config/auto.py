@@ -4,11 +4,15 @@ Which method a tensor takes is known before anything of a run is read, as sizes,
 run whose methods are measured comes after one that measures them. What that has measured is kept, as of any run.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.overrides import quoted
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.config.spine import RunConfig
+from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 
 AUTO = "quant=auto"
 SETTINGS = ("bits", "kl", "quants", "keep", "text")  # of quant=auto, and of flow=allocate by the same names
@@ -46,6 +50,37 @@ def two_runs(overrides: Sequence[str]) -> tuple[list[str], Then] | None:
     others = [o for o in rest if o not in own]
     told = [o for o in others if not _about(o, BESIDES)]
     return [*told, *chosen], lambda folder: [*others, "quant=keep", f"rules_file={quoted(str(Path(folder) / RULES))}"]
+
+
+class Both:
+    """What neither of both runs reads is said once, by the second; what one of them reads was not typed for nothing."""
+
+    def __init__(self) -> None:
+        self._first: Mapping[str, Problem] | None = None
+
+    def said(self, run: RunConfig) -> RunConfig:
+        """The next of them, with what it is to say."""
+        if self._first is None:
+            self._first = run.unread
+            return replace(run, unread={})
+        unread = {k: p for k, p in run.unread.items() if k in self._first or _about(k, BESIDES)}
+        return replace(run, unread=unread)
+
+
+@contextmanager
+def named_as_typed() -> Iterator[None]:
+    """What is wrong with the first run is said by what was typed: `allocate.bits` is `quant.bits`."""
+    try:
+        yield
+    except PlanError as why:
+        found = [Problem(_typed(p.where), _typed(p.message)) for p in why.problems]
+        raise PlanError(found, exit_code=why.exit_code) from None
+    except ConfigError as why:
+        raise ConfigError(_typed(str(why))) from None
+
+
+def _typed(text: str) -> str:
+    return re.sub(rf"\ballocate\.({'|'.join(SETTINGS)})\b", r"quant.\1", text)
 
 
 def _about(override: str, keys: Sequence[str]) -> bool:

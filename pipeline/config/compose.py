@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config import families, kernels, synonyms
+from pipeline.config import families, kernels, synonyms, unread
 from pipeline.config.joined import joined, with_exports
 from pipeline.config.options import allowed_packages, keys, no_model, option_folders, options
 from pipeline.config.resolve import Resolver
@@ -22,9 +22,7 @@ from pipeline.config.spine import RunConfig, Spine
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.tracker import Tracker
 
-_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
-_EACH = re.compile(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)*)[}\[,]")  # of what is looked up in a text
-_ANY = "${hydra:overrides.task}"  # what is handed to other commands, whatever was typed
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,(?:[^{}]|\{\})*)?\}")  # to what people set, and nothing else
 # What is made of one thing that people set: rules, with those of a file behind them; options that are listed by name.
 _COMPUTED = re.compile(r"\$\{(?:rules_with:\$\{rules_file\},|quant_options:|quants_by_name:)(.+)\}")
 _OWN_NAME = re.compile(r"([a-z]\w*)\.[\w.]+(?:=.*?)?: ", re.S)  # `bench.rows=-1: 1 or more is allowed`
@@ -44,6 +42,7 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     chosen = plain(cfg.get("kernels", {}))
     found, astray = kernels.nodes(chosen, allowed_packages())
     OmegaConf.update(cfg, "kernels", found, merge=False, force_add=True)  # what `${kernels.OP}` is to give
+    unread.begin()
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
     folders = option_folders(None)
@@ -75,14 +74,15 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     built = {name: resolver.build(tree[name], name) for name in build if name in tree}
     tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
     aliases = _aliases(cfg)
-    unused = _unused(cfg, [*(f"stages.{name}" for name in nodes), *build]) if nodes else {}
+    unused, idle = _idle(cfg, nodes, build, all_nodes) if nodes else ({}, {})
     astray = [*_astray(cfg), *(() if of_several else unused.values())]
     problems = [*astray, *(_as_typed(p, aliases, {*cfg}) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
-    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker, unused)
+    recorded = {key: given[key] for key in (*spine_keys, *tree)}
+    return RunConfig(spine, stages, identity, recorded, built, tracker, unused, idle)
 
 
 def check_choices(runs: Sequence[RunConfig]) -> None:
@@ -108,6 +108,9 @@ def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
         "reconstruct": asked.get("reconstruct") is None,
     }
     return {**tree, "stages": {name: node for name, node in nodes.items() if not left.get(name)}}
+
+
+_SWITCHES = ("method", "smooth", "rotate", "sequential", "reconstruct")  # of `calibrate`, that `_wanted` looks at
 
 
 def plain(node: Any) -> Any:
@@ -146,46 +149,19 @@ def _astray(cfg: DictConfig) -> list[Problem]:
     return problems
 
 
-def _unused(cfg: DictConfig, nodes: Collection[str]) -> dict[str, Problem]:
-    """Group → what is wrong with an option that was typed of it (`sampling=nucleus`), where none of `nodes` refers to
-    it, nor what these refer to."""
-    typed = [o.lstrip("+").partition("=")[::2] for o in _overrides() if not o.startswith("~")]
-    places = {group: re.split("[/@]", group)[0] for group, _ in typed}
-    looked_at = {*Spine.__dataclass_fields__, "tracker", "model", "stages"}  # the model says which stages there can be
-    chosen = {
-        group: option
-        for group, option in typed
-        if places[group] in {*cfg} - looked_at and options(group.partition("@")[0])
-    }
-    if not chosen:
-        return {}
+def _idle(
+    cfg: DictConfig, nodes: Collection[str], build: Sequence[str], all_nodes: Any
+) -> tuple[dict[str, Problem], dict[str, Problem]]:
+    """Of what was typed the choices, and the settings, that neither `nodes` nor what is built beside them look at."""
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    todo, known = {*nodes}, set[str]()
-    while todo:
-        known |= todo
-        text = "".join(_text(raw, path.split(".")) for path in todo)
-        if _ANY in text:
-            return {}
-        todo = {*_EACH.findall(text)} - known
-    known = {path.partition(".")[0] for path in known}
-    stages = ", ".join(path.partition(".")[2] for path in nodes if path.startswith("stages."))
-    by_name = any(key == "stages" for key, _ in typed)
-    where = f"nothing in stages=[{stages}]" if by_name else f"nothing in flow={_chosen('flow')} ({stages})"
-    said = "leave it out, or choose a flow or stages= that do"
-    return {
-        group: Problem(f"{group}={option}", f"{where} refers to {places[group]}; {said}")
-        for group, option in chosen.items()
-        if places[group] not in known
-    }
-
-
-def _text(raw: Any, path: Sequence[str]) -> str:
-    """What stands at `path`, or above it, where that is a reference itself."""
-    for name in path:
-        if not isinstance(raw, Mapping):
-            break
-        raw = raw.get(name)
-    return str(raw)
+    typed = _overrides()
+    left_out = {*all_nodes} - {*nodes} if isinstance(all_nodes, Mapping) else set()
+    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    by_name = any(o.startswith("stages=") for o in typed)
+    flow = unread.Flow([*nodes], left_out, {str(k): str(v) for k, v in chosen.items()}, by_name)
+    switches = [f"calibrate.{name}" for name in _SWITCHES] if "calibrate" in {*nodes, *left_out} else []
+    found = unread.reached(raw, [*(f"stages.{name}" for name in nodes), *build, *switches])
+    return unread.choices(typed, {*raw}, flow, found), unread.settings(typed, {*raw}, flow, found)
 
 
 def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:

@@ -77,6 +77,15 @@ def with_exports(tree: Any, folders: list[Path]) -> Any:
     return {**tree, "stages": {**tree["stages"], "export": export}} if found else tree
 
 
+def of_guests(folders: list[Path]) -> list[str]:
+    """What guests add, as text: what that refers to is looked at, and nothing of ours says so.
+
+    Args: as `joined`.
+    """
+    files = [f for folder in folders[1:] for kind in (*KINDS, "export") for f in sorted((folder / kind).glob("*.yaml"))]
+    return [file.read_text(encoding="utf-8", errors="replace") for file in files]
+
+
 def _option(name: str, folders: list[Path]) -> Any:
     """What `export=NAME` composes to."""
     file = next((f for folder in reversed(folders) if (f := folder / "export" / f"{name}.yaml").is_file()), None)

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from pipeline.config import quicker
+from pipeline.config import quicker, unread
 from pipeline.config.compose import env, plain, unresolved
 from pipeline.config.measuring import of_conversion, of_model, of_quality, unfinished
 from pipeline.config.names import run_name
@@ -149,7 +149,9 @@ def _quant_node(name: str, root: DictConfig) -> Any:
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     loaded = repository.load_config(f"quant/{name}")
     around = {k: v for k, v in OmegaConf.to_container(root, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
-    merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
+    option = OmegaConf.to_container(loaded.config)
+    unread.note(option)
+    merged = OmegaConf.create({**around, "node": option})
     return OmegaConf.to_container(merged.node, resolve=True)
 
 

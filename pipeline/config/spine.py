@@ -129,6 +129,7 @@ class RunConfig:
         tracker: who is told of the run (`pipeline.tracker.Tracker`); None: nobody.
         unused: groups of which an option was typed that no stage refers to → what is to be said of it, where no other
             job of a sweep does (`pipeline.config.compose.check_choices`).
+        unread: keys of settings that were typed and that no stage looks at → what is said of each.
     """
 
     spine: Spine
@@ -138,3 +139,4 @@ class RunConfig:
     built: Mapping[str, Any] = field(default_factory=dict)
     tracker: Any = None
     unused: Mapping[str, Problem] = field(default_factory=dict)
+    unread: Mapping[str, Problem] = field(default_factory=dict)

@@ -129,7 +129,8 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     without = _memory(sound, chunks, 0, conf, workers)
     sweep.groups = group(sweep, (without.budget.conversion - without.base) // without.tasks)
     sweep.memory = _memory(sound, chunks, max((g.peak_nbytes for g in sweep.groups), default=0), conf, workers)
-    for plan in sweep.plans:
+    for job, plan in zip(jobs, sweep.plans, strict=True):
+        plan.unread = job.run.unread
         plan.memory = _alone(plan, conf) if plan.problems and len(jobs) > 1 else sweep.memory
     return sweep, sweep.memory
 

@@ -102,6 +102,7 @@ class Plan:
     keys: "Mapping[str, Key]" = field(default_factory=dict)
     stand_ins: "Mapping[str, Key]" = field(default_factory=dict)  # the same, as if no large file had been read before
     time: "TimePlan | None" = None
+    unread: Mapping[str, Problem] = field(default_factory=dict)  # `RunConfig.unread`
     tracker_nbytes: int = 0  # what the client of a tracker takes, beside all that is computed
 
     @property

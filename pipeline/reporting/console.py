@@ -96,6 +96,7 @@ def _grouped(why: PlanError) -> list[str]:
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.planning.wiring import store_of
+    from pipeline.reporting import unused
     from pipeline.reporting.manifest import chosen, left_out
     from pipeline.reporting.mesh import mesh_tables, placements, show_mesh
     from pipeline.reporting.tables import ignored_table
@@ -156,6 +157,7 @@ def plan_tables(plan: Any) -> list[Any]:
         rows = [(line(file), f"{nbytes:,}") for file, nbytes in files]
         found += [table(f"Files of {name}", ("file", "bytes"), rows, right=(1,)), Path(folder)]
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
+    found += unused.lines(unused.rows(plan.unread.values()))
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     beside = f" and keeps at most {show_bytes(plan.kept_nbytes)} beside it" if plan.kept_nbytes else ""

@@ -21,6 +21,7 @@ from pipeline.planning.code import version_of
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.records.environment import environment
 from pipeline.records.lost import stats_of
+from pipeline.reporting import unused
 from pipeline.reporting.card import Card
 from pipeline.reporting.sizes import nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
@@ -56,6 +57,7 @@ class Report(Card):
         backends: op and backend of every kernel that ran.
         declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
         ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
+        unused: setting (as typed) and reason, of everything that was typed and that no stage looks at.
         predicted: what (memory, device, disk, time), unit (bytes or s), planned and measured: how far off the plan was.
             Planned are bounds, but for the time, which is None where `no_rate_yet` names stages. Memory is that of all
             processes, each at its most.
@@ -104,6 +106,7 @@ class Report(Card):
     traces: dict[str, str] = field(default_factory=dict)
     gains: list[dict[str, Any]] = field(default_factory=list)
     nonfinite: list[dict[str, Any]] = field(default_factory=list)
+    unused: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -249,6 +252,7 @@ def build_report(
             for (op, backend, reason, ran), times in sorted(declined.items())
         ],
         ignored=left_out(plan),
+        unused=unused.rows(run.unread.values()),
         versions=versions(),
         environment=environment(),
         chosen=chosen(plan),

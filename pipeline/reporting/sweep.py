@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import store_of
+from pipeline.reporting import unused
 from pipeline.reporting.console import memory_lines, time_line
 from pipeline.reporting.manifest import chosen
 from pipeline.tables import table
@@ -31,7 +32,8 @@ def sweep_tables(sweep: Sweep) -> list[Any]:
             shared.append((line(node.name), ", ".join(str(i + 1) for i in users), how))
     if shared:
         found.append(table("In common", ("stage", "jobs", ""), shared))
-    return [*found, *_totals(sweep)]
+    typed = unused.in_all([unused.rows(plan.unread.values()) for plan in sweep.plans])
+    return [*found, *unused.lines(typed), *_totals(sweep)]
 
 
 def _totals(sweep: Sweep) -> list[str]:

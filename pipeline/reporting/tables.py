@@ -9,6 +9,7 @@ from pipeline.errors import short, shown
 from pipeline.figures import Figure, cell
 from pipeline.records.gains import ends, mean_shares, steps_of, worst_first
 from pipeline.records.lost import stats_of
+from pipeline.reporting import unused
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.sizes import against_bf16, against_source
 from pipeline.tables import table, unbroken
@@ -55,6 +56,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         came = seen and name not in report.found and not report.reused
         found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
+    found += unused.lines(report.unused)
     found += _tracked(report.tracked)
     if verdicts:
         return [*found, *verdicts]

@@ -65,7 +65,7 @@ def write_manifest(run_dir: Path, report: Report) -> None:
 
 def _recorded(report: Report) -> dict[str, Any]:
     """A report without secrets."""
-    return asdict(report) | {key: redact.tree(getattr(report, key)) for key in ("command", "results")}
+    return asdict(report) | {key: redact.tree(getattr(report, key)) for key in ("command", "results", "unused")}
 
 
 def _rows(report: Report, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.records import points, schemas, system, tries
+from pipeline.reporting import unused
 from pipeline.reporting.html import place
 from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
@@ -115,6 +116,7 @@ class Attempt:
         self._what = _as_described(run, plan, before, self._digests, self.job.command)
         earlier = _earlier(run_dir, before, self._what, plan, run, events)
         if isinstance(earlier, Report):
+            earlier = replace(earlier, unused=unused.rows(run.unread.values()))  # of what was typed now
             self.complete = replace(earlier, tracked=self._tell_of(earlier)) if run.tracker is not None else earlier
             self._locks.close()
             return

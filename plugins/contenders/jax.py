@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.contender import Form
+from pipeline.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class Jax:
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     export: str = "auto"
     programs: str | None = None
+
+    def __post_init__(self) -> None:
+        from pipeline.config.options import options
+
+        for group, given in (("kernels", self.kernels), ("export", self.export)):
+            if given not in (known := options(group)):
+                raise ConfigError(f"{group}={given!r}: an option of {group} is needed{did_you_mean(given, known)}")
 
     @property
     def needs(self) -> Mapping[str, str]:

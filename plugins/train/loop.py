@@ -26,11 +26,11 @@ from pipeline.training import Examples, Splits, indices
 from plugins.train.checkpoints import Checkpoints
 from plugins.train.compiled import Compiled
 from plugins.train.objectives import ObjectiveHooks
-from plugins.train.options import Looking, Saving
+from plugins.train.options import STATES, Looking, Saving
 from plugins.train.step import State, Step
 from plugins.train.watch import Line, Metrics, norms_of, types
 
-STATES, BEST = "states", "best"
+BEST = "best"
 
 Sampler = Callable[[Mapping[str, Any], int], Mapping[str, str]]
 

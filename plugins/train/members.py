@@ -23,8 +23,8 @@ from pipeline.reporting.plots import Points, curves
 from pipeline.running import text_stream
 from pipeline.training import Splits
 from plugins.train.checkpoints import Checkpoints
-from plugins.train.loop import STATES, Loop, Plan, Programs, through
-from plugins.train.options import Member
+from plugins.train.loop import Loop, Plan, Programs, through
+from plugins.train.options import STATES, Member
 from plugins.train.populations import Population
 from plugins.train.step import State, Step
 from plugins.train.watch import Line, Metrics, types

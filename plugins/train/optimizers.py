@@ -60,6 +60,7 @@ class OptimizerHooks:
     """Of parameters' shapes by name, how many numbers it keeps of all of them together; None: two of each."""
 
 
+EPS = (1e-30, 1e3)  # less is 0 in fp32 beside the root of what is 0 too; more is no Adam: updates no larger than 1e-3
 MOST_STEPS = 100  # of an iteration whose 5 steps are enough (Jordan 2024)
 
 
@@ -135,7 +136,7 @@ class AdamW(Common):
     b2: float = 0.95
     eps: float = 1e-8
 
-    limits: ClassVar = {"b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
+    limits: ClassVar = {"b1": (0, 1), "b2": (0, 1), "eps": EPS}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
@@ -166,7 +167,7 @@ class Muon(Common):
     eps: float = 1e-8
     adam: tuple[str, ...] = NO_MATRICES
 
-    limits: ClassVar = {"momentum": (0, 1), "steps": (1, MOST_STEPS), "b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
+    limits: ClassVar = {"momentum": (0, 1), "steps": (1, MOST_STEPS), "b1": (0, 1), "b2": (0, 1), "eps": EPS}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+from pipeline.bounds import outside
+
+STATES = "states"  # folder of saved states, in that of a training
+MOST = 10**9  # updates, examples, tokens: more than any training has
+MOST_SECONDS = 366 * 24 * 3600.0  # a year
+HOTTEST = 1e6  # beyond which all choices are as likely
+
 
 @dataclass(frozen=True)
 class Saving:
@@ -18,12 +25,12 @@ class Saving:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every={self.every}: 0 or more updates are needed")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds}: more than 0 are needed, or null")
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: at least 1 is needed")
+        if why := outside(self.every, 0, MOST):
+            raise ValueError(f"every={self.every}: {why}")
+        if self.seconds is not None and not 0 < self.seconds <= MOST_SECONDS:
+            raise ValueError(f"seconds={self.seconds}: more than 0 is allowed, {MOST_SECONDS:,.0f} at most, or null")
+        if why := outside(self.keep, 1, MOST):
+            raise ValueError(f"keep={self.keep}: {why}")
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,18 @@ class Looking:
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every={self.every}: 0 or more updates are needed")
-        if self.examples is not None and self.examples < 1:
-            raise ValueError(f"examples={self.examples}: at least 1 is needed, or null for all")
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: at least 1 is needed")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature}: 0 or more is needed")
-        if self.patience is not None and (self.patience < 1 or not self.every):
-            raise ValueError(f"patience={self.patience}: at least 1 is needed, with every above 0; or null")
+        if why := outside(self.every, 0, MOST):
+            raise ValueError(f"every={self.every}: {why}")
+        if self.examples is not None and (why := outside(self.examples, 1, MOST)):
+            raise ValueError(f"examples={self.examples}: {why}, or null for all")
+        if why := outside(self.tokens, 1, MOST):
+            raise ValueError(f"tokens={self.tokens}: {why}")
+        if why := outside(self.temperature, 0, HOTTEST):
+            raise ValueError(f"temperature={self.temperature}: {why}")
+        if self.patience is not None and (why := outside(self.patience, 1, MOST)):
+            raise ValueError(f"patience={self.patience}: {why}, or null")
+        if self.patience is not None and not self.every:
+            raise ValueError(f"patience={self.patience}: is of evaluations, and every=0 has none in between; every=100")
 
 
 @dataclass(frozen=True)

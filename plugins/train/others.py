@@ -13,7 +13,7 @@ from pipeline.files import read_whole
 from pipeline.planning.identity import Difference, differences
 from pipeline.running import text_stream
 from pipeline.running.results import PARTS, UNFINISHED
-from plugins.train.loop import STATES
+from plugins.train.options import STATES
 
 
 def tell_begun_with(other: Path, mine: Path) -> None:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.bounds import outside
 from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint
 from pipeline.tensors.scheme import Scheme
+from plugins.train.options import MOST
 
 SCALES = ("f32", "bf16", "f16", "e4m3")  # that are free enough to be learned; powers of two stay as they are
+MOST_RATE = 1  # of learning: the whole range of a code, or of a factor around 1, in an update
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,10 @@ class Reconstruction:
     look: int = 25
 
     def __post_init__(self) -> None:
-        for name, least in (("updates", 1), ("batch", 1), ("look", 1), ("scale_rate", 0), ("round_rate", 0)):
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"calibrate.reconstruct.{name}={getattr(self, name)}: {least} or more is needed")
+        counts, rates = ("updates", "batch", "look"), ("scale_rate", "round_rate")
+        for name, least, most in (*((n, 1, MOST) for n in counts), *((n, 0, MOST_RATE) for n in rates)):
+            if why := outside(getattr(self, name), least, most):
+                raise ConfigError(f"calibrate.reconstruct.{name}={getattr(self, name)}: {why}")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"calibrate.reconstruct.held_out={self.held_out}: a share is needed, between 0 and 1")
         if not (self.scale_rate or self.round_rate):

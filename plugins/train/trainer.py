@@ -7,13 +7,16 @@ some.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
+from pipeline.files import placed
 from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Parameter
+from pipeline.nearby import nearby
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
@@ -29,7 +32,7 @@ from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, ho
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.on_devices import OnDevices
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
-from plugins.train.options import Looking, Population, Saving
+from plugins.train.options import STATES, Looking, Population, Saving
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -231,6 +234,11 @@ class Trainer:
         for name, spec in checkpoint.store.specs.items():
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
+        if self.resume is not None and not self.resume.strip():
+            yield Problem("train.resume", "'': a folder is needed, of a training that was not finished, or null")
+        elif self.resume is not None and not ((folder := placed(self.resume)) / STATES).is_dir():
+            what = "no state of a training is there" if folder.is_dir() else "no such folder"
+            yield Problem("train.resume", f"{self.resume}: {what}{nearby(folder, Path.is_dir)}")
         if self.population is not None:
             yield from self._population_problems(self.population)
         elif self.engine.mesh.size > 1:

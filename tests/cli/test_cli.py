@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.run import MAIN, ROOT, pipeline
+from tests.cli.run import MAIN, ROOT, Said, pipeline
 
 MODEL = MAIN[0]
 
@@ -157,6 +157,28 @@ def test_what_is_chosen_is_made_use_of_by_some_job(tmp_path: Path) -> None:
     said = pipeline("plan", *MAIN, "engine=jax", "export=hf", "hub=huggingface", "dask=threads", "tracker=none",
                     "kernels=numpy", cwd=tmp_path)  # fmt: skip
     assert said.code == 0, said.err
+
+
+def test_a_setting_that_no_stage_reads_is_said_and_no_error(tmp_path: Path) -> None:
+    """By a plan, by a run and when it is asked for again, and in its record; of a sweep once."""
+    typed = ("sampling.max_tokens=2", "export.nvfp4_second=f32", "dask.retries=3")
+    unused = [
+        "unused: sampling.max_tokens=2 (no stage of this flow reads sampling; generate and chat do)",
+        "unused: export.nvfp4_second=f32 (no stage of this flow reads export.nvfp4_second; quant=nvfp4 does)",
+    ]
+
+    def lines(said: Said) -> list[str]:
+        assert said.code == 0, said.err
+        return [line for line in said.out.splitlines() if line.startswith("unused: ")]
+
+    assert lines(pipeline("plan", *MAIN, *typed, cwd=tmp_path)) == unused
+    assert lines(pipeline(*MAIN, *typed, "paths.run=here", cwd=tmp_path)) == unused
+    rows = json.loads((tmp_path / "here/manifest.json").read_bytes())["unused"]
+    assert [f"unused: {row['setting']} ({row['reason']})" for row in rows] == unused
+    assert lines(pipeline(*MAIN, typed[0], "paths.run=here", cwd=tmp_path)) == unused[:1], "what is typed now"
+    sweep = ("-m", MODEL, "quant=mxfp4,nvfp4", *typed)
+    assert lines(pipeline("plan", *sweep, cwd=tmp_path)) == unused[:1], "nvfp4 reads the other"
+    assert lines(pipeline(*sweep, cwd=tmp_path)) == unused[:1]
 
 
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:

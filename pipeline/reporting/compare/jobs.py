@@ -13,7 +13,7 @@ from pipeline.config.names import place_name
 from pipeline.errors import StorageError, some
 from pipeline.figures import Cell, Figure, cell, figures_of
 from pipeline.redact import hide
-from pipeline.reporting import console
+from pipeline.reporting import console, unused
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.trainings import curve, losses, over_seeds, settings
 from pipeline.reporting.manifest import Report
@@ -85,7 +85,8 @@ def compared(rows: Rows, folder: Path) -> Comparison:
         console.out(drawn)
         raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
     whole = [{h: None if v == "" else v for h, v in zip(heads, row, strict=True)} for row in raw]
-    return Comparison(folder, whole, rows, pictures, (drawn, *_over_seeds(rows)))
+    typed = unused.in_all([report.unused for _, report in rows if isinstance(report, Report)])
+    return Comparison(folder, whole, rows, pictures, (drawn, *_over_seeds(rows), *unused.lines(typed)))
 
 
 def ended(number: str, name: str, report: Report) -> str:

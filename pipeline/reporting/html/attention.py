@@ -67,6 +67,8 @@ def _of_report(run: Told, report: Report) -> Iterator[str]:
     if report.ignored:
         names = [str(row["tensor"]) for row in report.ignored]
         yield f"Left out: {some(names)} ({report.ignored[0]['reason']})."
+    for row in report.unused:
+        yield f"Unused: {row['setting']} ({row['reason']})."
     if problem := report.tracked.get("problem"):
         yield f"The tracker was not told all: {problem}."
 

@@ -6,8 +6,11 @@ from itertools import product
 from math import prod
 
 from pipeline.bench.op import Case, Part
+from pipeline.errors import ConfigError
 from plugins.bench.ops import data
 from plugins.bench.ops.data import Plain
+
+MOST = 1e9  # GFLOP of a call: what the quickest machine has done in an hour or so
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class MatMul:
     activations: Plain | None = None
 
     def __post_init__(self) -> None:
+        if self.most is not None and not 0 < self.most <= MOST:
+            raise ConfigError(f"bench.most={self.most}: more than 0 is allowed, {MOST:,.0f} at most, or null for any")
         data.check("bench.formats", self.formats)
         data.sizes("bench.rows", self.rows)
         data.sizes("bench.sizes", tuple(map(len, self.sizes)))

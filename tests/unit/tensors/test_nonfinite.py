@@ -11,8 +11,9 @@ import pipeline
 from pipeline.reporting.tables import tables
 from pipeline.tensors.nonfinite import nonfinite
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.tensors.scheme import MXFP4, STRUCT_HALVES, STRUCTS, Scheme
 from pipeline.tensors.spec import numpy_dtype
+from plugins.facts.ggml_blocks import decode
 from tests.cases import two_layers
 
 
@@ -53,6 +54,35 @@ def test_second_level_scales_count() -> None:
     scales = np.ones((2, 2), np.uint8).view(numpy_dtype("F8_E4M3"))
     packed = QTensor(np.zeros((2, 16), np.uint8), scales, scheme, second=np.array([[np.nan]], np.float32))
     assert nonfinite(packed, "BF16") == 1
+
+
+@pytest.mark.parametrize("kind", STRUCTS)
+@pytest.mark.parametrize("bad", [0x7C00, 0xFC00, 0x7E01, 0xFFFF])
+def test_scales_in_structs_of_ggml_count(kind: str, bad: int) -> None:
+    """Those bytes, and no others, make what the block decodes to NaN or infinite."""
+    elems, nbytes = STRUCTS[kind]
+    blocks = np.random.default_rng(0).integers(1, 255, (3, 2, nbytes), np.uint8)
+    for at in STRUCT_HALVES[kind]:
+        blocks[..., at : at + 2] = np.frombuffer(np.array([0xFBFF], "<u2").tobytes(), np.uint8)  # -65504, the largest
+    scheme = Scheme(kind, elems, "inside")
+
+    def counted() -> int:
+        return nonfinite(QTensor(blocks.reshape(3, 2 * nbytes), None, scheme), "BF16")
+
+    assert counted() == 0
+    assert np.isfinite(decode(kind.upper(), blocks.reshape(3, -1), elems, nbytes)).all()
+    for n, at in enumerate(STRUCT_HALVES[kind]):
+        blocks[1, 0, at : at + 2] = np.frombuffer(np.array([bad], "<u2").tobytes(), np.uint8)
+        assert counted() == n + 1
+        values = decode(kind.upper(), blocks.reshape(3, -1), elems, nbytes)
+        assert not np.isfinite(values[1, :elems]).all()
+        assert np.isfinite(values[1, elems:]).all()
+
+
+def test_minima_count_as_scales_do() -> None:
+    scheme = Scheme("uint4", 32, "f16", zero="min_f16")
+    scales, minima = np.ones((2, 1), np.float16), np.array([[np.inf], [1.0]], np.float16)
+    assert nonfinite(QTensor(np.zeros((2, 16), np.uint8), scales, scheme, zeros=minima), "BF16") == 1
 
 
 def test_a_run_says_what_it_wrote_and_so_does_one_that_takes_it_over(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     for setting, value in (("updates", 0), ("batch", 0), ("look", 0), ("scale_rate", -1.0), ("round_rate", -0.1)):
-        with pytest.raises(ConfigError, match=rf"calibrate\.reconstruct\.{setting}={value}: \d or more is needed"):
+        with pytest.raises(ConfigError, match=rf"calibrate\.reconstruct\.{setting}={value}: \d or more is allowed"):
             replace(SHORT, **{setting: value})
     with pytest.raises(ConfigError, match=r"held_out=1: a share is needed, between 0 and 1"):
         replace(SHORT, held_out=1)
