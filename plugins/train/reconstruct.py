@@ -18,7 +18,7 @@ from pipeline.tensors.scheme import Scheme
 from plugins.train.options import MOST
 
 SCALES = ("f32", "bf16", "f16", "e4m3")  # that are free enough to be learned; powers of two stay as they are
-MOST_RATE = 1  # of learning: the whole range of a code, or of a factor around 1, in an update
+MOST_RATE = 1000  # of learning: a step of it leaves nothing of what was there
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_what_stops_it_is_said(fakes: Path, tmp_path: Path) -> None:
         ("scales.batch.over=widths", "over"),
         ("scales.layers.repeats=0", "repeats=0: 1 or more"),
         ("+scales.prompt.engine.export=gguf", "engine: it reads gguf"),
-        ("bench.seconds=0", "bench.seconds=0.0: more than 0 is allowed, or null"),
+        ("bench.seconds=0", "bench.seconds=0.0: more than 0 is allowed, 86,400 at most, or null"),
         ("bench.exponent=-1", "bench.exponent=-1.0: 0 or more"),
         ("bench.rounds=0", "bench.rounds=0: 1 or more"),
         ("bench.tolerance=lots", "bench.tolerance=lots: a percentage"),
