@@ -15,6 +15,7 @@ PERCENTILES = (50, 90, 99)
 AT_ONCE_S = 1e-4  # tokens that came together lie 2 to 9 µs apart, for as long as Python takes to count them
 MOST_NLL = 700.0  # nats: e to more of them is no float
 DECODE = "decode × 1"
+PREFILL = "prefill "  # and how long the prompt is
 OWN = 2.0  # times what our quantization costs: as much may that of another program, of as many bits
 SENSIBLE = 2.0  # times the reference's perplexity: what is worse makes no sensible text
 
@@ -57,7 +58,7 @@ def metrics(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     found = {"load": Metric.of([r["load"] for r in rounds], "s", "lower")}
     for length in rounds[0]["prefill"]:
         rates = [int(length) / statistics.median(r["prefill"][length]) for r in rounds]
-        found[f"prefill {length}"] = Metric.of(rates, "tokens/s", "higher")
+        found[f"{PREFILL}{length}"] = Metric.of(rates, "tokens/s", "higher")
     for batch in rounds[0]["decode"]:
         rates = [int(batch) / statistics.median(map(statistics.fmean, r["decode"][batch])) for r in rounds]
         found[f"decode × {batch}"] = Metric.of(rates, "tokens/s", "higher")
@@ -117,8 +118,10 @@ def shares(found: Mapping[str, Metric], takes: PerToken, limits: Mapping[str, fl
     """
     by_metric = {}
     for name, metric in found.items():
-        if name.startswith("prefill "):
-            by_metric[name] = metric.value * takes.flops / limits["multiply_add"]
+        if name.startswith(PREFILL):
+            by_metric[name] = (
+                metric.value * takes.flops_of_prompt(int(name.removeprefix(PREFILL))) / limits["multiply_add"]
+            )
         elif name == DECODE:
             by_metric[name] = metric.value * takes.nbytes / limits["read"]
     return by_metric

@@ -77,7 +77,7 @@ def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
     read = model_runs.checkpoint(Path(report.run) / "exports" / "none-hf")
     takes = per_token(read.store.specs, read.config)
     assert right["of_limits"] == {
-        "prefill 4": pytest.approx(right["metrics"]["prefill 4"]["value"] * takes.flops / 1e9),
+        "prefill 4": pytest.approx(right["metrics"]["prefill 4"]["value"] * (takes.flops + takes.head_flops / 4) / 1e9),
         "decode × 1": pytest.approx(right["metrics"]["decode × 1"]["value"] * takes.nbytes / 1e9),
     }
     assert len(right["metrics"]["load"]["rounds"]) == 2
@@ -88,7 +88,8 @@ def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
 
 
 def test_what_a_token_takes_of_experts_and_of_an_embedding() -> None:
-    """Of four experts two, of an embedding that is no head nothing, of one that is all; a vector multiplies nothing."""
+    """Of four experts two, of an embedding that is no head nothing, of one that is all, and of the head apart; a vector
+    multiplies nothing."""
     layer = {
         "model.layers.0.mlp.experts.down_proj": TensorSpec((4, 8, 16), "BF16"),
         "model.layers.0.self_attn.q_proj.weight": TensorSpec((8, 8), "F32"),
@@ -100,7 +101,7 @@ def test_what_a_token_takes_of_experts_and_of_an_embedding() -> None:
     untied = {**layer, **embedding, "lm_head.weight": TensorSpec((32, 8), "BF16")}
     for specs in (untied, {**layer, **embedding}):
         assert per_token(specs, config) == PerToken(
-            2 * experts + 4 * rest + 4 * 8 + 2 * 32 * 8, 2 * (experts + rest + 32 * 8)
+            2 * experts + 4 * rest + 4 * 8 + 2 * 32 * 8, 2 * (experts + rest), 2 * 32 * 8
         )
 
 
