@@ -19,7 +19,7 @@ STRUCTS = {
     "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),
     "q5_0": (32, 22), "q5_1": (32, 24), "iq4_nl": (32, 18),
 }  # fmt: skip
-# … → where in it the fp16 numbers are that all other scales and minima are multiplied by.
+# … → where in it the fp16 numbers are, which all other scales and minima are multiplied by.
 STRUCT_HALVES = {
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
     "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,),

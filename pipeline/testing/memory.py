@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import component_box, each, part_of
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4, STRUCTS, Scheme
+from pipeline.tensors.scheme import MXFP4, STRUCT_HALVES, STRUCTS, Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize
 
@@ -163,15 +163,8 @@ def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
     return QTensor(scheme=scheme, **found)
 
 
-# Where the fp16 numbers of a struct lie: block_q…_K of ggml-common.h.
-HALVES = {
-    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
-    "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,),
-}  # fmt: skip
-
-
 def _finite_factors(scheme: Scheme, codes: Any, rng: np.random.Generator) -> None:
     """Factors near 1 in place of those of random bytes."""
     blocks = codes.reshape(-1, STRUCTS[scheme.element][1])
-    for at in HALVES[scheme.element]:
+    for at in STRUCT_HALVES[scheme.element]:
         blocks[:, at : at + 2] = rng.uniform(0.25, 4, (len(blocks), 1)).astype(np.float16).view(np.uint8)

@@ -11,8 +11,8 @@ import pytest
 from pipeline.errors import ValueRangeError
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import INSIDE, STRUCTS, Scheme
-from pipeline.testing.memory import HALVES, quantized
+from pipeline.tensors.scheme import INSIDE, STRUCT_HALVES, STRUCTS, Scheme
+from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, normal
 from plugins.kernels.dequantize.traced import decode
 from plugins.kernels.matmul.reference import values
@@ -48,7 +48,7 @@ def test_the_least_factors_are_not_flushed(kind):
     """Every fp16 number of a block is the least subnormal; a value of one step is 2^-24, a normal float32."""
     q = packed(kind, 2, 512)
     blocks = q.codes.reshape(-1, STRUCTS[kind][1])
-    for at in HALVES[kind]:
+    for at in STRUCT_HALVES[kind]:
         blocks[:, at : at + 2] = np.frombuffer(np.uint16(1).tobytes(), np.uint8)
     expected = Kernel("dequantize", ("numpy",))(q, "F32")
     assert (expected != 0).mean() > 0.5
@@ -81,7 +81,7 @@ def test_the_cpp_decodes_what_gguf_does(isa, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cpp_says_what_is_past_the_range(isa, kind):
     q = packed(kind, 2, 3, 512)
-    q.codes.reshape(-1, STRUCTS[kind][1])[7, HALVES[kind][0] : HALVES[kind][0] + 2] = np.frombuffer(
+    q.codes.reshape(-1, STRUCTS[kind][1])[7, STRUCT_HALVES[kind][0] : STRUCT_HALVES[kind][0] + 2] = np.frombuffer(
         b"\xff\x7b", np.uint8
     )
     said = []
@@ -115,7 +115,7 @@ def alike(kind, n, byte):
     q = packed(kind, 1, n)
     blocks = q.codes.reshape(-1, STRUCTS[kind][1])
     blocks[:] = byte
-    for at in HALVES[kind]:
+    for at in STRUCT_HALVES[kind]:
         blocks[:, at : at + 2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
     return q
 
@@ -156,7 +156,10 @@ def test_activations_and_factors_of_any_size(isa, kind):
     assert np.isnan(again[2]).all()
     np.testing.assert_array_equal(again[[0, 1, 3]], found[[0, 1, 3]])
 
-    w.codes.reshape(9, -1, STRUCTS[kind][1])[6, -1, HALVES[kind][0] : HALVES[kind][0] + 2] = (0, 0x7C)  # infinity
+    w.codes.reshape(9, -1, STRUCTS[kind][1])[6, -1, STRUCT_HALVES[kind][0] : STRUCT_HALVES[kind][0] + 2] = (
+        0,
+        0x7C,
+    )  # infinity
     spoiled = np.asarray(ffi.grouped(x[:2], None, (w,))[0])
     assert not np.isfinite(spoiled[:, 6]).any()
     np.testing.assert_array_equal(np.delete(spoiled, 6, 1), np.delete(found[:2], 6, 1))
