@@ -7,8 +7,9 @@ blocks of multiples of 8 or 4 or of whole rows (src/gemv_rounded.h). A few rows 
 `native`, and where weights of one call are of both kinds.
 
 Of many rows weights are exact where elements are small integers in some unit and blocks hold whole 32s or whole rows:
-E2M1, E2M3, MXINT8, INT2 to INT8; all others are rounded as activations are. Of a few rows weights are exact. Sums
-within a block are exact; blocks are summed in float32. The gradient is XLA's, of the exact weights.
+E2M1, E2M3, MXINT8, INT2 to INT8, UINT2 to UINT4 with their zero points or minimums, and ggml's Q3_K to Q6_K, Q5_0, Q5_1
+and IQ4_NL; all others are rounded as activations are. Of a few rows weights are exact. Sums within a block are exact;
+blocks are summed in float32. The gradient is XLA's, of the exact weights.
 
 Error of a product relative to its root mean square, normally distributed activations, against float64: 0.0057 with
 exact weights, 0.007 to 0.012 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.0075 and 0.02).

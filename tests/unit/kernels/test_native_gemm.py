@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.scheme import STRUCTS, Scheme
 from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.matmul import native, native_int8, native_int16
@@ -30,7 +30,11 @@ MORE = {
     "blocks of one": Scheme("int4", 1, "f32", block_rows=3),
 }
 PLAIN = {"F32": np.float32, "BF16": BF16, "F16": np.float16}
-EXACT = ("mxfp4", "e2m3", "mxint8", "int8 a row", "int8 a matrix", "int4 a group", "int2", "int3")
+WHOLE = {name: Scheme(name, size, "inside") for name, (size, _) in STRUCTS.items()}
+EXACT = (
+    *("mxfp4", "e2m3", "mxint8", "int8 a row", "int8 a matrix", "int4 a group", "int2", "int3"),
+    *("uint4 with zero", "q4_1", "uint3 with zero", *(name for name in STRUCTS if name != "q2_k")),
+)
 
 
 @pytest.fixture(params=(*library.ISAS, BEST))
@@ -46,7 +50,7 @@ def _no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def weights(name: str, *shape: int) -> Any:
     if name in PLAIN:
         return normal(np.random.default_rng(len(shape)), *shape).astype(PLAIN[name])
-    w = quantized({**SCHEMES, **MORE}[name], shape)
+    w = quantized({**SCHEMES, **MORE, **WHOLE}[name], shape)
     return replace(w, codes=w.codes & 0xFB) if name == "e5m2" else w  # without infinities
 
 
@@ -173,11 +177,12 @@ def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any, of:
         assert np.array_equal(*map(np.asarray, (ffi.grouped(x, None, [w], bits)[0], whole)))
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *SCHEMES, *MORE])
+@pytest.mark.parametrize("name", [*PLAIN, *SCHEMES, *MORE, *WHOLE])
 @pytest.mark.brief(each=("name",))
 def test_integers_lose_what_is_said(isa: str, name: str) -> None:
     """Relative root mean square, as `matmul.native_int8` and `native_int16` say; and they do round."""
-    x, w = normal(np.random.default_rng(0), 17, 576), weights(name, 33, 576)
+    n_in = 768 if name in WHOLE else 576
+    x, w = normal(np.random.default_rng(0), 17, n_in), weights(name, 33, n_in)
     wide = 0.0075 if name in EXACT else 0.02
     assert wide / 4 < off(x, w, native_int8.matmul(x, w)) < wide
     assert 1e-6 < off(x, w, native_int16.matmul(x, w)) < (6e-5 if name in EXACT else 1.5e-3)
@@ -194,7 +199,14 @@ def test_integers_do_not_overflow(isa: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ends"),
-    [("int8 a row", (0x80, 0x7F)), ("mxint8", (0x80, 0x7F)), ("int4 a group", (0x88, 0x77)), ("mxfp4", (0xFF, 0x77))],
+    [
+        ("int8 a row", (0x80, 0x7F)),
+        ("mxint8", (0x80, 0x7F)),
+        ("int4 a group", (0x88, 0x77)),
+        ("mxfp4", (0xFF, 0x77)),
+        ("q4_1", (0x00, 0xFF)),
+        ("uint4 with zero", (0x00, 0xFF)),
+    ],
 )
 def test_integers_of_packed_weights_do_not_overflow(isa: str, name: str, ends: tuple[int, int]) -> None:
     """All elements at their ends, and activations that are integers of the largest magnitude: of like signs, so that

@@ -3,7 +3,8 @@
 // bits by way of dot products of integers (VNNI).
 //
 // Weights become integers too. Those of a format whose elements are some (of at most `most`, in a unit), and whose blocks
-// are of whole BLOCKs, are exact; others are rounded as activations are. A block's products are summed as int32 and
+// are of whole BLOCKs, or of halves of one, are exact; others are rounded as activations are. What zero points take off and
+// minimums add is the same for all of a block: products of float32, one a block, with what activations sum up to. A block's products are summed as int32 and
 // cannot overflow; blocks are summed as float32. Where a block holds what is not finite its sums are NaN.
 //
 // Pairs of int16 serve both widths. Of bytes VNNI sums products of four, of which one side is unsigned: weights + 128, and
@@ -133,7 +134,8 @@ static bool moderate(const float* units, int64_t count, int32_t fraction) {
 
 // POWERS: all units are moderate, those of weights powers of two. What remains of a product of units is a sum of
 // exponents, which leaves the ports that multiply to the dot products: measured on Zen 5, 86 % of their peak, not 77 %.
-template <int BITS, int M, bool POWERS, bool IS_SMALL>
+// Units are those of GROUP columns of weights: all of a block, or half of it.
+template <int BITS, int M, bool POWERS, bool IS_SMALL, int GROUP>
 static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
                  int64_t blocks, float* sums, bool add) {
   using W = Width<BITS>;
@@ -141,13 +143,14 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
   Floats sum[M][2];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};  // not at once, which clears memory for them as well
-  for (int64_t b = 0; b < blocks; ++b, begin += M, x_units += M, w_units += STRIP) {
+  constexpr int PARTS = BLOCK / GROUP;  // of a block of activations
+  for (int64_t g = 1; g <= blocks * PARTS; ++g, begin += M, w_units += STRIP) {
     Ints whole[M][2];
     for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = everywhere(BEGIN ? begin[m] : 0);
 #if WM_SIMD == 256
 #pragma GCC unroll 1  // or products are made of all and wait in memory to be summed
 #endif
-    for (int t = 0; t < BLOCK / W::PER; ++t, w += STRIP, x += M) {
+    for (int t = 0; t < GROUP / W::PER; ++t, w += STRIP, x += M) {
       const Ints w0 = load_ints(w), w1 = load_ints(w + LANES);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
@@ -173,6 +176,7 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
         sum[m][h] = fused(decoding::to_float(summed<AS_PAIRS>(whole[m][h])), unit, sum[m][h]);
       }
     }
+    if (g % PARTS == 0) x_units += M;
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
@@ -182,15 +186,16 @@ using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*
                       bool);
 
 template <int BITS, int M>
-static inline Tile tile_of(int64_t rows, bool powers, bool small) {
+static inline Tile tile_of(int64_t rows, bool powers, const Form& form) {
   if constexpr (M > 1)
-    if (rows < M) return tile_of<BITS, M - 1>(rows, powers, small);
+    if (rows < M) return tile_of<BITS, M - 1>(rows, powers, form);
+  if (form.group < BLOCK) return tile<BITS, M, false, false, BLOCK / 2>;
   if constexpr (WM_SIMD == 256 && BITS == 8)
-    if (small) return powers ? tile<BITS, M, true, true> : tile<BITS, M, false, true>;
-  return powers ? tile<BITS, M, true, false> : tile<BITS, M, false, false>;
+    if (form.small) return powers ? tile<BITS, M, true, true, BLOCK> : tile<BITS, M, false, true, BLOCK>;
+  return powers ? tile<BITS, M, true, false, BLOCK> : tile<BITS, M, false, false, BLOCK>;
 }
 
-// Activations in order: integers of all rows, then units, then what sums begin with.
+// Activations in order: integers of all rows, then units, and so on: see InOrder.
 template <int BITS, typename Number>
 struct Arranged {
   static constexpr int64_t LANES_OF_BLOCK = BLOCK / Width<BITS>::PER;
@@ -207,13 +212,18 @@ struct Arranged {
     return ints + rows * blocks * LANES_OF_BLOCK + before * rows + m * some;
   }
   Number* begin_at(int64_t m, int64_t before, int64_t some) const { return units_at(m, before, some) + rows * blocks; }
+  Number* sums_at(int64_t m, int64_t before, int64_t some) const { return begin_at(m, before, some) + rows * blocks; }
+  Number* halves_begin_at(int64_t m, int64_t before, int64_t some) const {
+    return units_at(0, 0, 0) + 3 * rows * blocks + 2 * (before * rows + m * some);
+  }
+  static constexpr int64_t of_block() { return LANES_OF_BLOCK + 5; }  // numbers of a row
 };
 
 static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
 template <int BITS>
 static int64_t arranged(int64_t n) {
-  return (n + BLOCK - 1) / BLOCK * (BLOCK / Width<BITS>::PER + 2);
+  return (n + BLOCK - 1) / BLOCK * Arranged<BITS, float>::of_block();
 }
 
 template <int BITS>
@@ -223,8 +233,9 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
     const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
     arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth,
-                  reinterpret_cast<int32_t*>(to.ints_at(m, before, some)), to.units_at(m, before, some),
-                  reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
+                  {reinterpret_cast<int32_t*>(to.ints_at(m, before, some)), to.units_at(m, before, some),
+                   to.sums_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)),
+                   reinterpret_cast<int32_t*>(to.halves_begin_at(m, before, some))});
   }
 }
 
@@ -233,28 +244,30 @@ template <int BITS>
 static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
                     float* scratch) {
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
-  const float multiple = multiple_of(w, Width<BITS>::MOST_W);
-  const bool small = multiple != 0 && bits_of(w.element) <= 4;
+  const Form form(w, Width<BITS>::MOST_W);
   const Arranged<BITS, const float> from(x, q);
-  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
+  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH;
+  float *minima = units + STRIP * 2 * BLOCKS, *sums = minima + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
-  const bool moderate_x = multiple != 0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
+  const bool moderate_x = form.multiple != 0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
   bool powers = false;
   gemm::products<MOST>(
       decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
-        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, small, strip, units);
-        powers = moderate_x && moderate(units, (p.depth + BLOCK - 1) / BLOCK * STRIP, 0x7FFFFF);
+        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, form, strip, units, minima);
+        powers = moderate_x && moderate(units, form.groups(p.depth) * STRIP, 0x7FFFFF);
       },
       [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
         const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
-        tile_of<BITS, MOST>(height, powers, small)(
+        const float* begin = form.group < BLOCK ? from.halves_begin_at(m, before, some) : from.begin_at(m, before, some);
+        tile_of<BITS, MOST>(height, powers, form)(
             strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
-            from.units_at(m, before, some), reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
+            from.units_at(m, before, some), reinterpret_cast<const int32_t*>(begin), some, to, add);
+        if (form.minima) gemm::tile_of<MOST>(height)(minima, from.sums_at(m, before, some), some, to, true);
       });
 }
 
-constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH * 3 / 2 + 3 * BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
 template <int BITS>
 constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<BITS>, arrange_tile<BITS>, product<BITS>};
 constexpr GemmKernel INT8 = KERNEL<8>, INT16 = KERNEL<16>;

@@ -28,12 +28,28 @@ WM_INLINE void narrow(Ints v, int32_t* lanes) {
 #endif
 }
 
+#if WM_SIMD == 512
+WM_INLINE int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
+#else
+WM_INLINE int32_t sum_of(Ints v) {
+  int32_t found = v[0];
+  for (int l = 1; l < LANES; ++l) found += v[l];
+  return found;
+}
+#endif
+
+// What sums of half a block begin with, whose weights are never small.
+template <bool QUADS>
+WM_INLINE int32_t half_begin_of(Ints total) {
+  return QUADS && WM_SIMD == 512 ? -128 * sum_of(total) : 0;
+}
+
 // What sums of a block begin with, whose lanes those are and whose integers are `total` together: see gemm_int.h.
 template <bool QUADS>
 WM_INLINE int32_t begin_of([[maybe_unused]] const int32_t* lanes, [[maybe_unused]] Ints total) {
   if (!QUADS) return 0;
 #if WM_SIMD == 512
-  return -128 * _mm512_reduce_add_epi32((__m512i)total);
+  return half_begin_of<true>(total);
 #elif WM_SIMD == 256
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes));
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(SMALL), bytes);
@@ -46,11 +62,17 @@ WM_INLINE int32_t begin_of([[maybe_unused]] const int32_t* lanes, [[maybe_unused
 #endif
 }
 
-// Rows first … first + m of q, columns k … k + depth: [block][lane of BLOCK / PER][m] of integers, and [block][m] of
-// units and of what sums begin with.
+// Where activations in order go: integers [block][lane of BLOCK / PER][m]; and [block][m] of units, of what sums of blocks
+// begin with, and of the sums of what the integers stand for; [half of a block][m] of what sums of such begin with.
+struct InOrder {
+  int32_t* ints;
+  float *units, *sums;
+  int32_t *begin, *halves_begin;
+};
+
+// Rows first … first + m of q, columns k … k + depth.
 template <int BITS>
-static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, int32_t* out, float* units,
-                    int32_t* begin) {
+static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, const InOrder& to) {
   using W = Width<BITS>;
   for (int64_t i = 0; i < m; ++i) {
     const void* x = q.x_of(first + i);
@@ -61,19 +83,21 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
         largest = larger(largest, part[c / LANES] & 0x7FFFFFFF);
       }
       Floats unit, inverse;
-      Ints total = {};
+      Ints total[2] = {};  // of either half
       const Ints top = everywhere(most(largest)), finite = top < 0x7F800000;
       unit_of(top, W::MOST_X, &unit, &inverse);
       int32_t lanes[BLOCK / W::PER];
       for (int c = 0; c < BLOCK; c += LANES) {
         const Ints v = rounded((Floats)part[c / LANES] * inverse) & finite;  // else the unit is NaN, and they are anything
         narrow<W::QUADS>(v, lanes + c / W::PER);
-        total += v;
+        total[c * 2 / BLOCK] += v;
       }
-      for (int t = 0; t < BLOCK / W::PER; ++t) out[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
+      for (int t = 0; t < BLOCK / W::PER; ++t) to.ints[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
       const bool nothing = unit[0] == 0 && inverse[0] == 0;  // all are 0: in any unit, and 1 is a moderate one
-      units[b * m + i] = nothing ? 1 : unit[0];
-      begin[b * m + i] = begin_of<W::QUADS>(lanes, total);
+      to.units[b * m + i] = nothing ? 1 : unit[0];
+      to.begin[b * m + i] = begin_of<W::QUADS>(lanes, total[0] + total[1]);
+      for (int h = 0; h < 2; ++h) to.halves_begin[(2 * b + h) * m + i] = half_begin_of<W::QUADS>(total[h]);
+      to.sums[b * m + i] = float(sum_of(total[0] + total[1])) * unit[0];
     }
   }
 }

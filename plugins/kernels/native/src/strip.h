@@ -208,16 +208,15 @@ static void decode_half(const Part& p, int half) {
   }
 }
 
-// The same of structs: their codes as bytes in order, transposed as lanes of four.
-template <WmElement E>
-static void decode_half_of_structs(const Part& p, int half) {
-  constexpr int SIZE = structs::SIZE<E>, GROUP = structs::GROUP<E>, SQUARE = 4 * LANES, NBYTES = struct_nbytes(E);
+// Codes of half a strip of structs, as bytes in order, a square at a time: `each` is given lanes of four columns of LANES
+// rows, how many of them are there, and the first column.
+template <WmElement E, typename Each>
+WM_INLINE void squares_of_structs(const Part& p, int half, const Each& each) {
+  constexpr int SIZE = structs::SIZE<E>, SQUARE = 4 * LANES, NBYTES = struct_nbytes(E);
   constexpr int SPAN = SIZE < SQUARE ? SQUARE : SIZE;  // columns at a time: a block, or some
   alignas(64) int8_t codes[LANES][SPAN];
   const int64_t row = p.w.row_nbytes();
   const uint8_t* const first = p.w.codes + p.matrix * p.w.rows * row;
-  const float* factors = p.scales_of(half, p.k);
-  float* out = p.out + half * LANES;
   for (int64_t k = p.k, end = p.k + p.depth, columns; k < end; k += columns) {
     const int skipped = int(k % SIZE);
     columns = least(SPAN - skipped, end - k);
@@ -232,18 +231,27 @@ static void decode_half_of_structs(const Part& p, int half) {
       Ints lanes[LANES];
       for (int r = 0; r < LANES; ++r) std::memcpy(&lanes[r], codes[r] + c, sizeof lanes[r]);
       transpose(lanes);
-      const int64_t some = least(LANES, (last - c) / 4);
-      for (int64_t t = 0; t < some; factors += LANES) {
-        const Floats by = load(factors), less = structs::MINIMA<E> ? load(factors + SCALES * LANES) : Floats{};
-        for (const int64_t next = least(some, t + GROUP / 4 - (c + 4 * t) % GROUP / 4); t < next; ++t)
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i, out += STRIP) {
-            const Floats v = decoding::to_float(lanes[t] << (24 - 8 * i) >> 24) * by;
-            store(out, structs::MINIMA<E> ? v - less : v);
-          }
-      }
+      each(lanes, least(LANES, (last - c) / 4), k - skipped + c);
     }
   }
+}
+
+template <WmElement E>
+static void decode_half_of_structs(const Part& p, int half) {
+  constexpr int GROUP = structs::GROUP<E>;
+  const float* factors = p.scales_of(half, p.k);
+  float* out = p.out + half * LANES;
+  squares_of_structs<E>(p, half, [&](const Ints* lanes, int64_t count, int64_t column) {
+    for (int64_t t = 0; t < count; factors += LANES) {
+      const Floats by = load(factors), less = structs::MINIMA<E> ? load(factors + SCALES * LANES) : Floats{};
+      for (const int64_t next = least(count, t + GROUP / 4 - (column + 4 * t) % GROUP / 4); t < next; ++t)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i, out += STRIP) {
+          const Floats v = decoding::to_float(lanes[t] << (24 - 8 * i) >> 24) * by;
+          store(out, structs::MINIMA<E> ? v - less : v);
+        }
+    }
+  });
 }
 
 // What decodes strips of a format.
