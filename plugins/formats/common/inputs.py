@@ -15,6 +15,11 @@ NEEDED = "the weights do not need it"
 USED = f"scale of inputs, which activations_scales=calibrated uses; {NEEDED}"
 
 
+def unrounded(option: str) -> str:
+    """Why what a source says of inputs whose scales are made when they are seen is left out."""
+    return f"its readers round inputs of matrices so, and models and exports here with activations={option}; {NEEDED}"
+
+
 def wanted(activations: Method, scales: InputScales | None) -> Scheme:
     """The scheme of inputs under scales that are to be written.
 

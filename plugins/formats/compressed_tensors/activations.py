@@ -62,3 +62,12 @@ def input_scheme(args: Mapping[str, Any] | None) -> Scheme | None:
     if bits == 8 and args.get("dynamic", False) is False and strategy in ("tensor", None):
         return Scheme("int8" if kind == "int" else "e4m3", 0, "f32", block_rows=0)
     return None
+
+
+def input_option(args: Mapping[str, Any] | None) -> str | None:
+    """The quant option of activations whose scales are made when rows are seen; None: there are no such."""
+    if not args or args.get("dynamic", False) is not True:
+        return None
+    bits, kind, group = args.get("num_bits", 8), str(args.get("type", "int")).lower(), args.get("group_size")
+    mx = {(8, "float"): "mxfp8_e4m3", (4, "float"): "mxfp4"} if group == 32 else {}
+    return mx.get((bits, kind)) or {"int": f"int{bits}", "float": "fp8_e4m3"}.get(kind, kind)

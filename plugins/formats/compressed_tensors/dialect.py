@@ -28,9 +28,14 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import linears
 from plugins.formats.common.experts import EXPERT
-from plugins.formats.common.inputs import USED, wanted, written
+from plugins.formats.common.inputs import USED, unrounded, wanted, written
 from plugins.formats.common.inputs import modules as modules_of
-from plugins.formats.compressed_tensors.activations import input_arguments, input_scheme, static_arguments
+from plugins.formats.compressed_tensors.activations import (
+    input_arguments,
+    input_option,
+    input_scheme,
+    static_arguments,
+)
 from plugins.formats.compressed_tensors.config import METHOD, Groups, read_groups, write_groups
 from plugins.formats.compressed_tensors.schemes import format_of, parts_of, scheme_of, shape_from
 
@@ -88,6 +93,9 @@ class CompressedTensors:
 
         scales = _scales(leaves, groups, found)
         matrices, ignored, unknown = linears.sort_out(leaves, found, owner, left_out, reader.shapes)
+        for group in groups.groups:
+            if option := input_option(group.inputs):
+                ignored[f"config_groups.{group.name}.input_activations"] = unrounded(option)
         tensors, more = linears.gather(matrices, config)
         if problems := [*reader.problems, *unknown, *more]:
             raise PlanError(problems)

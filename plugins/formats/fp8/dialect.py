@@ -8,11 +8,12 @@ Tiles at the ends may be cut. In a scheme blocks of columns are whole, so where 
 become blocks of their greatest common divisor, each with its tile's scale: 192 columns in tiles of 128 are 3 of 64.
 Fewer columns than a tile has are one block.
 
-Names: transformers' `finegrained_fp8`, of which activations are quantized when they are seen.
+Names: transformers' `finegrained_fp8`, of which activations are quantized when they are seen, in groups of a tile's
+columns; with `activation_scheme` static they have scales, `input_scale`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.common import linears, read_only
+from plugins.formats.common.inputs import unrounded
 from plugins.formats.common.packings import Bytes
 from plugins.formats.fp8.tiles import CutTiles
 
@@ -66,7 +68,11 @@ class Fp8:
             parts = Part(f"{module}.weight", "codes", (Bytes("F8_E4M3"),)), Part(f"{module}.{SCALE}", "scales", cut)
             return Bound(TensorSpec((out, width), dtype, scheme), parts)
 
-        return read_only.decode(leaves, config, (SCALE,), matrix, "FP8", left_out=LEFT_OUT)
+        binding = read_only.decode(leaves, config, (SCALE,), matrix, "FP8", left_out=LEFT_OUT)
+        if given.get("activation_scheme", "dynamic") != "dynamic":
+            return binding
+        inputs = {"activation_scheme": unrounded("fp8_e4m3, a scale for the whole row")}
+        return replace(binding, ignored={**binding.ignored, **inputs})
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """

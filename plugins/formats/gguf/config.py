@@ -183,7 +183,9 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     """Metadata for a Hugging Face config, the values of the leaf `ROPE_FREQS` or None, and what cannot be said."""
     problems: list[Problem] = []
     kv: dict[str, tuple[str, Any]] = {}
-    full = {"num_key_value_heads": config.get("num_attention_heads"), **config}
+    # transformers 5 saves `num_experts` of Qwen3-MoE as `num_local_experts`.
+    alike = {"num_experts": config["num_local_experts"]} if config.get("num_local_experts") is not None else {}
+    full = {"num_key_value_heads": config.get("num_attention_heads"), **alike, **config}
     for key, kind, name in numbers_of(arch):
         value = full.get(name)
         good = type(value) is int and 0 < value <= LARGEST if kind == "uint32" else is_a(value, float)

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from pipeline.errors import SourceError
 from plugins.kernels.rope.frequencies import frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class RopeFrequencies:
-    """Rotary frequencies of a layer: inverse frequencies [D_rot / 2], radians a position; floats, to be hashable."""
+    """Rotary frequencies of a layer: inverse frequencies [D / 2], radians a position; floats, to be hashable."""
 
     inv_freq: tuple[float, ...]
     concentration: float = 1.0
@@ -22,10 +23,14 @@ class RopeFrequencies:
             parameters: stand for its `rope_parameters`.
 
         Raises:
-            SourceError: as `plugins.kernels.rope.frequencies.frequencies`.
+            SourceError: as `plugins.kernels.rope.frequencies.frequencies`; or only a part of a head is to be rotated:
+                transformers' models of these families pass that over, and vLLM's do not.
         """
         given = config if parameters is None else {**config, "rope_parameters": parameters}
         inv_freq, concentration = frequencies(given, head_dim)
+        if 2 * len(inv_freq) != head_dim:
+            text = f"it rotates {2 * len(inv_freq)} of {head_dim} dims of a head, where programs disagree"
+            raise SourceError(f"config.json: partial_rotary_factor: {text}; 1.0 is supported")
         return cls(tuple(map(float, inv_freq)), concentration)
 
 

@@ -46,15 +46,15 @@ class Numbers:
         bias = s.get("attention_bias", bool, False)
         window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", gemma.PERIOD)
         types = s.layer_types(layers, gemma.layer_types(layers, every))
-        attention_cap = s.positive("attn_logit_softcapping", None)
         final_cap = s.positive("final_logit_softcapping", None)
+        s.refuse("attn_logit_softcapping", "only Gemma 2 caps logits of attention; transformers passes it over here")
         s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
         s.check()
         ropes = {kind: RopeFrequencies.read(config, head_dim, gemma.rope(config, kind)) for kind in sorted(set(types))}
 
         def attention(kind: str) -> AttentionShape:
             return AttentionShape(
-                hidden, heads, kv_heads, head_dim, ropes[kind], scale=scale, softcap=attention_cap, qk_norm=eps,
+                hidden, heads, kv_heads, head_dim, ropes[kind], scale=scale, qk_norm=eps,
                 window=window if kind == gemma.SLIDING else None, plus_one=True, bias=bias, out_bias=bias,
             )  # fmt: skip
 

@@ -47,7 +47,8 @@ class Numbers:
         window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
         first = 0 if moe else s.get("max_window_layers", int, 28)
         late = [f"{'sliding' if window and i >= first else 'full'}_attention" for i in range(layers)]
-        types = s.layer_types(layers, late)
+        # Qwen3MoeConfig knows no kinds of layers: a window is of all of them.
+        types = tuple(late) if moe else s.layer_types(layers, late)
         experts = chosen = moe_inter = 0
         sparse: list[bool] = [False] * layers
         if moe:

@@ -261,6 +261,25 @@ def test_what_describes_activations_is_left_out_by_name() -> None:
     assert set(binding.ignored) == set(more)
 
 
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}, "int8"),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}, "fp8_e4m3"),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 32}, "mxfp8_e4m3"),
+        ({"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}, None),
+    ],
+)
+def test_inputs_that_readers_round_by_scales_of_their_own_are_said(args: dict[str, Any], option: str | None) -> None:
+    tensors = {f"{Q}.weight": quantized(CASES["int4-group"][1], (8, 96))}
+    there = CT.encode(specs_of(tensors), CONFIG)
+    config = json.loads(json.dumps(there.config))
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = args
+    found = read(CT, leaves_of(there, tensors), config).binding.ignored
+    assert [*found] == (["config_groups.group_0.input_activations"] if option else [])
+    assert all(f"activations={option};" in why for why in found.values())
+
+
 def test_zero_points_of_symmetric_weights_are_left_out_by_name() -> None:
     tensors = {f"{Q}.weight": quantized(CASES["int4-group"][1], (8, 96))}
     there = CT.encode(specs_of(tensors), CONFIG)

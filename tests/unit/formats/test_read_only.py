@@ -97,6 +97,9 @@ def test_tiles_of_fp8_multiply(scale: Any, width: int) -> None:
     leaves = {f"{MODULE}.weight": codes, f"{MODULE}.weight_scale_inv": scales}
     quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     store = opened(Fp8(), leaves, quantization, "bfloat16")
+    assert "activation_scheme" in store.binding.ignored
+    static = opened(Fp8(), leaves, quantization | {"activation_scheme": "static"})
+    assert not static.binding.ignored
     wide = np.repeat(np.repeat(scales.astype(np.float32), 128, 0)[:200], 128, 1)[:, :width]
     expected = (codes.astype(np.float32) * wide).astype(ml_dtypes.bfloat16)
     whole = store.read(f"{MODULE}.weight")

@@ -21,6 +21,7 @@ from plugins.models.common import settings
 from plugins.models.common.layers import ACTIVATIONS
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
+from plugins.models.qwen.numbers import Numbers
 from stages.outline import FamilyHooks, outlined, published
 from tests.cases import model_runs
 
@@ -140,6 +141,8 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "more experts chosen than there are": ("qwen3_moe", {"num_experts_per_tok": 6}),
     "an unknown rope": ("llama", {"rope_scaling": {"rope_type": "unheard of"}}),
     "bidirectional": ("gemma3", {"use_bidirectional_attention": True}),
+    "a cap that Gemma 2 has": ("gemma3", {"attn_logit_softcapping": 50.0}),
+    "heads that are rotated in part": ("llama", {"rope_parameters": {"rope_theta": 7e2, "partial_rotary_factor": 0.5}}),
     "tied gpt-oss": ("gpt_oss", {"tie_word_embeddings": True}),
     "no window": ("gpt_oss", {"sliding_window": None}),
 }
@@ -163,6 +166,13 @@ def test_more_than_any_model_has_is_refused_before_a_table_is_made(key: str) -> 
         parameters({**config("qwen3_moe"), key: 10**9})
     with pytest.raises(PlanError, match=r"num_experts: 50000 in each of 4 layers are too many"):
         parameters({**config("qwen3_moe"), "num_experts": 50_000})
+
+
+def test_a_window_of_qwen3_moe_is_of_all_layers() -> None:
+    """transformers 5.23, models/qwen3_moe: its config knows no kinds of layers."""
+    windowed = {**config("qwen3_moe"), "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}
+    windowed["layer_types"] = ["full_attention"] * windowed["num_hidden_layers"]
+    assert {a.window for a in Numbers.read(windowed).attention} == {5}
 
 
 def test_activations_are_those_there_are_functions_for() -> None:

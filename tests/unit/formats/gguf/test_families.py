@@ -284,6 +284,16 @@ def test_gemma_in_the_spelling_of_transformers_5():
     assert (back["sliding_window_pattern"], back["final_logit_softcapping"]) == (3, 30.0)
 
 
+def test_experts_in_the_spelling_of_transformers_5():
+    """It saves `num_experts` of Qwen3-MoE as `num_local_experts`."""
+    config = {k: v for k, v in MOE.items() if k != "num_experts"}
+    encoded = [Dialect().encode({n: spec_of(a) for n, a in weights(MOE).items()}, c) for c in (MOE, config | {
+        "num_local_experts": MOE["num_experts"]
+    })]  # fmt: skip
+    assert encoded[0].metadata["gguf"]["kv"] == encoded[1].metadata["gguf"]["kv"]
+    assert "num_experts is missing" in problems(config, weights(MOE))
+
+
 @pytest.mark.parametrize("pattern", [0, "6", [True] * 6])
 def test_patterns_that_are_none(pattern):
     binding = Dialect().encode({n: spec_of(a) for n, a in weights(GEMMA).items()}, GEMMA)
