@@ -269,8 +269,8 @@ def _explain(args: list[str]) -> None:
 def _run_hydra(args: list[str]) -> None:
     global _both, _debug, _verb
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
+    register()
     if {"--shell-completion", "-sc"} & {*args}:
-        register()
         _complete()
         sys.argv = [sys.argv[0], *args]
         job()
@@ -309,7 +309,6 @@ def _compose(said: line.Line) -> None:
 
 
 def _ask_hydra(said: line.Line) -> None:
-    register()
     typed = _for_chat(said) if _verb == "chat" else said.overrides
     typed = as_typed(typed)
     if typed and _option(said.options, "--config-name", "-cn") is None:  # a config of the user's own has a model or not

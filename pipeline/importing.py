@@ -5,20 +5,54 @@ each compiled from its text.
 """
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 Method = Callable[..., Any]
 
 
 def quickly() -> None:
-    """Make what few call of a dataclass without compiling it: what frozen ones refuse, and what is shown of them.
-    From Python 3.13 on all methods of a class are compiled together."""
+    """Compile a method of a dataclass when it is first asked for, which half of them never are in a command; and what
+    frozen ones refuse, and what is shown of them, not at all. From Python 3.13 on all methods of a class are compiled
+    together."""
+    dataclasses.inspect = SimpleNamespace(**{**vars(inspect), "signature": _signature})  # type: ignore[attr-defined]
     if sys.version_info < (3, 13):
+        dataclasses._create_fn = _Later  # type: ignore[attr-defined]
         dataclasses._frozen_get_del_attr = _refusing  # type: ignore[attr-defined]
         dataclasses._repr_fn = _showing  # type: ignore[attr-defined]
+
+
+_compiled: Any = getattr(dataclasses, "_create_fn", None)  # of Python 3.11 and 3.12
+
+
+class _Later:
+    """Stands in a class for a method of a dataclass, and is that from when somebody asks for it: by its name, by
+    `inspect`, or because an object is made, compared or hashed.
+
+    Attributes:
+        name: of the method.
+        given: what `dataclasses` says of it.
+    """
+
+    def __init__(self, name: str, *given: Any, **named: Any):
+        self.name, self.given, self.named = name, given, named
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        method = _compiled(self.name, *self.given, **self.named)
+        for cls in owner.__mro__:
+            if cls.__dict__.get(self.name) is self:
+                method.__qualname__ = f"{cls.__qualname__}.{self.name}"
+                setattr(cls, self.name, method)
+        return method if instance is None else method.__get__(instance, owner)
+
+
+def _signature(cls: type) -> Any:
+    """What `dataclasses` makes a docstring of where there is none: not of Hydra's classes, whose nobody reads."""
+    return "" if cls.__module__.startswith("hydra.") else inspect.signature(cls)
 
 
 def _refusing(cls: type, fields: list[dataclasses.Field[Any]], _: dict[str, Any]) -> tuple[Method, Method]:

@@ -17,10 +17,14 @@ from typing import Any
 
 import yaml
 from hydra._internal import defaults_list
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser import overrides_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, _utils, base, grammar_parser, nodes
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
@@ -30,6 +34,7 @@ _asked_mode = Hydra.get_mode
 _made_map = defaults_list._create_interpolation_map
 _made_loader = _utils.get_yaml_loader
 _made_functions = cache(overrides_parser.create_functions)
+_made_rule = OverridesParser.parse_rule
 _told_parents = base.Box._re_parent
 _made_load = OmegaConf.load
 _copied_dict, _copied_list = DictConfig.__deepcopy__, ListConfig.__deepcopy__
@@ -37,12 +42,18 @@ _made_followed = base.Container.resolve_parse_tree
 _loaded: dict[str | bytes, bytes] = {}
 _MOST = 1000  # files
 _REFERENCE = re.compile(r"\$\{(\.*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
+_KEY = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*"
+_NO_TEXT = r"(?!(?i:true|false|null|inf|nan)$)"
+_OVERRIDE = re.compile(rf"(\+{{0,2}})({_KEY})={_NO_TEXT}((?:\.{{0,2}}/|[A-Za-z_])[\w/.:-]*)", re.ASCII)
+_ADDS = {"": OverrideType.CHANGE, "+": OverrideType.ADD, "++": OverrideType.FORCE_ADD}
 _PLAIN = {str, int, float, bool, type(None)}
 _VALUES = {AnyNode, nodes.StringNode, nodes.IntegerNode, nodes.FloatNode, nodes.BooleanNode, nodes.EnumNode}
 
 
 def register() -> None:
     """Make it so, in this process."""
+    Plugins.instance()  # makes the classes of its own plugins, whatever was imported of them before
+    files = SourcesRegistry.instance().resolve("file")
     for owner, name, ours in (
         (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
@@ -50,8 +61,8 @@ def register() -> None:
         (base.Container, "resolve_parse_tree", _followed),
         (base.Metadata, "__deepcopy__", _copied), (OmegaConf, "load", staticmethod(_load)),
         (DictConfig, "__deepcopy__", _copy), (ListConfig, "__deepcopy__", _copy),
-        (overrides_parser, "create_functions", _functions), (Hydra, "get_help", _help),
-        (FileConfigSource, "is_group", _is_group), (FileConfigSource, "is_config", _is_config),
+        (overrides_parser, "create_functions", _functions), (OverridesParser, "parse_rule", _rule),
+        (Hydra, "get_help", _help), (files, "is_group", _is_group), (files, "is_config", _is_config),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -84,12 +95,12 @@ def _of_hydra(group: str) -> bool:
     return group == "hydra" or group.startswith("hydra/")
 
 
-def _is_group(source: FileConfigSource, config_path: str) -> bool:
+def _is_group(source: ConfigSource, config_path: str) -> bool:
     """Hydra follows links itself first, part by part, at every file of every group."""
     return isdir(join(source.path, config_path))
 
 
-def _is_config(source: FileConfigSource, config_path: str) -> bool:
+def _is_config(source: ConfigSource, config_path: str) -> bool:
     return isfile(join(source.path, source._normalize_file_name(config_path)))
 
 
@@ -103,6 +114,15 @@ def _functions() -> Any:
     """What overrides may call, with what each takes: found out once, and not for every list of a group."""
     made = _made_functions()
     return type(made)({**made.definitions}, {**made.functions})
+
+
+def _rule(parser: OverridesParser, text: str, rule: str) -> Any:
+    """An override as Hydra's grammar has it. The value of most is a word or a path: what such a one means is plain, and
+    ANTLR takes a thousandth of a second to find it out, and several for the first."""
+    if rule == "override" and (found := _OVERRIDE.fullmatch(text)) is not None:
+        adds, key, value = found.groups()
+        return Override(_ADDS[adds], key, ValueType.ELEMENT, value, input_line=text)
+    return _made_rule(parser, text, rule)
 
 
 def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:

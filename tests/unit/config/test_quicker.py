@@ -14,6 +14,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, base
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
@@ -326,3 +327,56 @@ def test_a_config_of_another_class_is_copied_as_before() -> None:
 
     copied = deepcopy(Own({"a": {"b": 1}}))
     assert (copied.a.b, type(copied)) == (1, type(quicker._copied_dict(Own({}), {})))
+
+
+WORDS = (
+    "a", "true", "NULL", "nan", "inf", "infant", "null.x", "trueish", "a-b", "_1", "x1e5", "/a/b.c-d/0_1", "./a",
+    "../a", ".a", ".5", "./5", "hf://o/n-1.5", "a:b", "1", "1a", "-a", "/", "//", "a.", "a/", "a b", "a,b", "[a]",
+    "{a: b}", "", "a=b", "${a}", "'a'", "a\\", "ä", "glob(*)", "choice(a)", "~/a", "a@b", "a+b",
+)  # fmt: skip
+KEYS = (
+    "a",
+    "a.b",
+    "a/b",
+    "a/b.c",
+    "a.b/c",
+    "a@b",
+    "a.0",
+    "0",
+    "a-b",
+    "$a",
+    "",
+    "a.",
+    "a/",
+    "ä",
+    "hydra.mode",
+    "_x._y1",
+)
+
+
+@pytest.mark.parametrize("adds", ["", "+", "++", "+++", "~", " "])
+def test_an_override_means_what_hydra_takes_it_for(adds: str) -> None:
+    register()
+
+    def read(rule: Callable[..., Any], text: str) -> str:
+        try:
+            return repr(rule(OverridesParser.create(), text, "override"))
+        except HydraException as why:
+            return str(why)
+
+    texts = [*(f"{adds}{key}={word}" for key in KEYS for word in WORDS), f"{adds}a", f"{adds}a/b"]
+    said = {text: read(quicker._rule, text) for text in texts}
+    assert said == {text: read(quicker._made_rule, text) for text in texts}
+    quick = {text for text in texts if quicker._OVERRIDE.fullmatch(text)}
+    assert bool(quick) == (adds in ("", "+", "++"))
+
+
+def test_files_are_looked_for_as_quickly_as_said_whatever_was_imported_before() -> None:
+    code = (
+        "import hydra._internal.core_plugins.file_config_source\nfrom pipeline.config.resolvers import register\n"
+        "register()\nfrom hydra._internal.sources_registry import SourcesRegistry\n"
+        "from pipeline.config import quicker\n"
+        "files = SourcesRegistry.instance().resolve('file')\n"
+        "assert (files.is_group, files.is_config) == (quicker._is_group, quicker._is_config)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=True)
