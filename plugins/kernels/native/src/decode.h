@@ -86,6 +86,18 @@ WM_INLINE F small_float(WmElement e, I c) {
   }
 }
 
+// Of halves in the lower words of lanes, whatever stands above. No flag makes it flush.
+WM_INLINE Floats from_f16(Ints c) {
+#if WM_SIMD == 512
+  return (Floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)c));
+#elif WM_SIMD == 256
+  const __m256i low = (__m256i)(c & 0xFFFF);
+  return (Floats)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+#else
+  return small_float<Floats>(WM_F16, c);
+#endif
+}
+
 #if WM_SIMD
 struct alignas(64) Spread {
   uint8_t byte[4 * LANES];
@@ -180,7 +192,7 @@ WM_INLINE Floats elements(const uint8_t* p) {
     uint16_t wide __attribute__((vector_size(2 * LANES)));
     std::memcpy(&wide, p, sizeof wide);
     const Ints patterns = __builtin_convertvector(wide, Ints);
-    return E == WM_BF16 ? (Floats)(patterns << 16) : small_float<Floats>(E, patterns);
+    return E == WM_BF16 ? (Floats)(patterns << 16) : from_f16(patterns);
   } else if constexpr (bits_of(E) <= 4) {
     return looked_up<E>(unpacked<bits_of(E)>(p));
   } else if constexpr (E == WM_INT8 || E == WM_UINT8 || E == WM_MXINT8) {
@@ -233,52 +245,41 @@ WM_INLINE void put(float* out, Floats v, int64_t count) {
 
 // ---- Scales ----
 
-static inline float float_at(const uint8_t* p, int64_t i) {
-  float f;
-  std::memcpy(&f, p + 4 * i, 4);
-  return f;
-}
 WM_INLINE Floats e8m0(const uint8_t* bytes) {  // 2^(byte - 127); byte 0 is subnormal, 0xFF is NaN: OCP MX v1.0, 5.4.1
   const Ints byte = unpacked<8>(bytes), bits = byte == 0 ? Ints{} + 0x00400000 : byte << 23;
   return (Floats)(byte == 0xFF ? Ints{} + 0x7FC00000 : bits);
 }
 
-template <WmElement E>
-static void floats(const uint8_t* p, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; i += LANES) put(out + i, some<E>(p + i * bits_of(E) / 8, count - i), count - i);
-}
-
-// Factors of the scales [from, from + count), all of one matrix.
-static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t count, float* out) {
+// LANES factors of the scales from `from` on, all of one matrix, of which `count` may be there.
+WM_INLINE Floats some_factors(const Weights& w, int64_t matrix, int64_t from, int64_t count) {
   const uint8_t* s = w.scales;
+  Floats found = {};
   switch (w.scale) {
-    case WM_SCALE_E8M0:
-      for (int64_t i = 0; i < count; i += LANES) put(out + i, some<8>(s + from + i, count - i, e8m0), count - i);
-      break;
-    case WM_SCALE_E4M3: floats<WM_E4M3>(s + from, count, out); break;
-    case WM_SCALE_F16: floats<WM_F16>(s + 2 * from, count, out); break;
-    case WM_SCALE_BF16: floats<WM_BF16>(s + 2 * from, count, out); break;
+    case WM_SCALE_E8M0: found = some<8>(s + from, count, e8m0); break;
+    case WM_SCALE_E4M3: found = some<WM_E4M3>(s + from, count); break;
+    case WM_SCALE_F16: found = some<WM_F16>(s + 2 * from, count); break;
+    case WM_SCALE_BF16: found = some<WM_BF16>(s + 2 * from, count); break;
     case WM_SCALE_DYNAMIC8: {
       const float offset = w.seconds[(w.matrices * w.down() * w.across() + 255) / 256];
-      for (int64_t i = 0; i < count; ++i) out[i] = w.book[s[from + i]] * w.seconds[(from + i) / 256] + offset;
-      return;
+      for (int64_t i = 0; i < LANES && i < count; ++i)
+        found[i] = w.book[s[from + i]] * w.seconds[(from + i) / 256] + offset;
+      return found;
     }
-    default:
-      for (int64_t i = 0; i < count; ++i) out[i] = float_at(s, from + i);
+    default: found = some<WM_F32>(s + 4 * from, count);
   }
-  if (w.second == WM_SECOND_NONE) return;
-  const float second = w.seconds[matrix];
-  if (w.second == WM_SECOND_F32)
-    for (int64_t i = 0; i < count; ++i) out[i] *= second;
-  else
-    for (int64_t i = 0; i < count; ++i) out[i] /= second;
+  if (w.second == WM_SECOND_F32) return found * w.seconds[matrix];
+  if (w.second == WM_SECOND_INVERSE_F32) return found / w.seconds[matrix];
+  return found;
+}
+WM_INLINE Floats some_zeros(const Weights& w, int64_t from, int64_t count) {
+  return w.zero == WM_ZERO_INT ? some<WM_UINT8>(w.zeros + from, count) : some<WM_F16>(w.zeros + 2 * from, count);
 }
 
+static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += LANES) put(out + i, some_factors(w, matrix, from + i, count - i), count - i);
+}
 static void zeros(const Weights& w, int64_t from, int64_t count, float* out) {
-  if (w.zero == WM_ZERO_INT)
-    for (int64_t i = 0; i < count; ++i) out[i] = float(w.zeros[from + i]);
-  else
-    floats<WM_F16>(w.zeros + 2 * from, count, out);
+  for (int64_t i = 0; i < count; i += LANES) put(out + i, some_zeros(w, from + i, count - i), count - i);
 }
 
 // ---- Rows ----
@@ -292,7 +293,8 @@ WM_INLINE F scaled(F value, S factor, S zero) {
 
 template <WmElement E>
 static void plain_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
-  floats<E>(w.codes + (matrix * w.rows + row) * w.row_nbytes() + from * bits_of(E) / 8, count, out);
+  const uint8_t* p = w.codes + (matrix * w.rows + row) * w.row_nbytes() + from * bits_of(E) / 8;
+  for (int64_t i = 0; i < count; i += LANES) put(out + i, some<E>(p + i * bits_of(E) / 8, count - i), count - i);
 }
 
 template <WmElement E, WmZero Z>

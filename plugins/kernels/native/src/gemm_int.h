@@ -249,7 +249,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH;
   float *minima = units + STRIP * 2 * BLOCKS, *sums = minima + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
-  const bool moderate_x = form.multiple != 0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
+  const bool moderate_x = form.multiple != 0 && w.scale == WM_SCALE_E8M0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
   bool powers = false;
   gemm::products<MOST>(
       decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,

@@ -31,15 +31,26 @@ struct Part {
   }
 };
 
+// Byte i of lanes as a number, signed or not.
+template <bool SIGNED>
+WM_INLINE Floats byte_of(Ints lanes, int i) {
+#if WM_SIMD == 512  // as the last of 2^23 + byte, a float, of which signed ones are moved up: shifts have one port
+  const __m512i bytes = SIGNED ? _mm512_xor_si512((__m512i)lanes, _mm512_set1_epi8(char(0x80))) : (__m512i)lanes;
+  const __m512i at = _mm512_broadcast_i32x4(_mm_setr_epi32(i, 4 + i, 8 + i, 12 + i));
+  const __m512i moved = _mm512_mask_shuffle_epi8(_mm512_set1_epi32(0x4B000000), 0x1111111111111111ull, bytes, at);
+  return (Floats)_mm512_sub_ps(_mm512_castsi512_ps(moved), _mm512_set1_ps(SIGNED ? 0x1p23f + 128 : 0x1p23f));
+#else
+  return decoding::to_float(SIGNED ? lanes << (24 - 8 * i) >> 24 : lanes >> 8 * i & 0xFF);
+#endif
+}
+
 // What LANES elements are worth before their scales: codes in the lowest bits of lanes, whatever stands above.
 template <WmElement E>
 WM_INLINE Floats value(Ints c) {
   if constexpr (E == WM_F32) return (Floats)c;
   else if constexpr (E == WM_BF16) return (Floats)(c << 16);
+  else if constexpr (E == WM_F16) return decoding::from_f16(c);
   else if constexpr (bits_of(E) <= 4) return decoding::looked_up<E>(c);
-  else if constexpr (E == WM_INT8) return decoding::to_float(c << 24 >> 24);
-  else if constexpr (E == WM_UINT8) return decoding::to_float(c & 0xFF);
-  else if constexpr (E == WM_MXINT8) return decoding::to_float(c << 24 >> 24) * decoding::exp2_float(-6);
   else return decoding::small_float<Floats>(E, c);
 }
 
@@ -53,30 +64,42 @@ WM_INLINE Ints code(const Ints* lanes, int i) {
   return (low & ((1 << above) - 1)) | (lanes[word + 1] << above);
 }
 
+// The i-th element of lanes that hold one stream of bits.
+template <WmElement E>
+WM_INLINE Floats element(const Ints* lanes, int i) {
+  if constexpr (E == WM_INT8 || E == WM_UINT8) return byte_of<E == WM_INT8>(lanes[i / 4], i % 4);
+  else if constexpr (E == WM_MXINT8) return byte_of<true>(lanes[i / 4], i % 4) * decoding::exp2_float(-6);
+  else return value<E>(code<bits_of(E)>(lanes, i));
+}
+
 // Factors (and zeros) of the blocks that a part meets: of each half [blocks][LANES].
 template <WmZero Z>
 static void find_scales(Part& p) {
   const Weights& w = p.w;
   const int64_t first = p.first_group = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
-  alignas(64) float run[LANES][decoding::RUN];
-  for (int part = 0; part < 2 * (Z == WM_ZERO_NONE ? 1 : 2); ++part) {
-    const int half = part % 2;
-    float* out = p.scales + half * HALF_SCALES + part / 2 * SCALES * LANES;
-    for (int64_t b = 0; b < blocks; b += decoding::RUN) {
-      const int64_t count = least(decoding::RUN, blocks - b);
+  const int64_t across = w.across(), above = p.matrix * w.down();
+  const int64_t nbytes = SCALE_NBYTES[w.scale], zero_nbytes = Z == WM_ZERO_INT ? 1 : 2;
+  // Those of the next strip are wanted when this one has met its activations.
+  const int64_t soon = STRIP * across / (w.block_rows < STRIP ? w.block_rows : STRIP);
+  for (int half = 0; half < 2; ++half)
+    for (int64_t b = 0; b < blocks; b += LANES) {
+      Ints factors[LANES], zeros[LANES];
       for (int r = 0; r < LANES; ++r) {
-        const int64_t down = p.matrix * w.down() + w.band(p.at(half * LANES + r));
-        if (part < 2) decoding::factors(w, p.matrix, down * w.across() + first + b, count, run[r]);
-        else decoding::zeros(w, down * w.across() + first + b, count, run[r]);
+        const int64_t from = (above + w.band(p.at(half * LANES + r))) * across + first + b;
+        __builtin_prefetch(w.scales + (from + soon) * nbytes);
+        factors[r] = (Ints)decoding::some_factors(w, p.matrix, from, blocks - b);
+        if constexpr (Z == WM_ZERO_NONE) continue;
+        __builtin_prefetch(w.zeros + (from + soon) * zero_nbytes);
+        zeros[r] = (Ints)decoding::some_zeros(w, from, blocks - b);
       }
-      for (int64_t i = 0; i < count; i += LANES) {
-        Ints square[LANES];
-        for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], run[r] + i, sizeof square[r]);
-        transpose(square);
-        for (int64_t r = 0; r < least(LANES, count - i); ++r) store(out + (b + i + r) * LANES, (Floats)square[r]);
+      float* out = p.scales + half * HALF_SCALES + b * LANES;
+      transpose(factors);
+      if constexpr (Z != WM_ZERO_NONE) transpose(zeros);
+      for (int64_t r = 0; r < least(LANES, blocks - b); ++r, out += LANES) {
+        store(out, (Floats)factors[r]);
+        if constexpr (Z != WM_ZERO_NONE) store(out + SCALES * LANES, (Floats)zeros[r]);
       }
     }
-  }
 }
 
 // [LANES][COUNT] → [COUNT][LANES]
@@ -188,7 +211,7 @@ static void decode_half(const Part& p, int half) {
       const Ints* own = lanes + group * Squares<BITS>::WORDS;
       if (left >= PER && columns - c >= PER) {
 #pragma GCC unroll 32
-        for (int i = 0; i < PER; ++i, out += STRIP) store(out, scaled(value<E>(code<BITS>(own, i))));
+        for (int i = 0; i < PER; ++i, out += STRIP) store(out, scaled(element<E>(own, i)));
         left -= PER;
         if (!PLAIN && left == 0 && k + c + PER < p.depth) {
           next_block();
@@ -201,7 +224,7 @@ static void decode_half(const Part& p, int half) {
           next_block();
           left = w.block_elems;
         }
-        store(out, scaled(value<E>(code<BITS>(own, i))));
+        store(out, scaled(element<E>(own, i)));
         --left;
       }
     }
@@ -247,7 +270,7 @@ static void decode_half_of_structs(const Part& p, int half) {
       for (const int64_t next = least(count, t + GROUP / 4 - (column + 4 * t) % GROUP / 4); t < next; ++t)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i, out += STRIP) {
-          const Floats v = decoding::to_float(lanes[t] << (24 - 8 * i) >> 24) * by;
+          const Floats v = byte_of<!structs::MINIMA<E>>(lanes[t], i) * by;
           store(out, structs::MINIMA<E> ? v - less : v);
         }
     }

@@ -11,6 +11,7 @@ enum WmElement : int32_t {
 enum WmScale : int32_t {
   WM_SCALE_NONE, WM_SCALE_E8M0, WM_SCALE_E4M3, WM_SCALE_F16, WM_SCALE_BF16, WM_SCALE_F32, WM_SCALE_DYNAMIC8
 };
+constexpr int SCALE_NBYTES[] = {0, 1, 1, 2, 2, 4, 1};
 enum WmZero : int32_t { WM_ZERO_NONE, WM_ZERO_INT, WM_ZERO_MIN_F16 };
 enum WmSecond : int32_t { WM_SECOND_NONE, WM_SECOND_F32, WM_SECOND_INVERSE_F32, WM_SECOND_DYNAMIC8 };
 
