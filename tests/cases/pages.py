@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import matplotlib.pyplot as plt
-
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 EITHER = re.compile(r"^```(\w+)\n((?:(?!```).*\n)*)```$|((?:^(?!```).*\n)+)", re.M)  # of code, or of prose
@@ -22,7 +20,14 @@ NOTEBOOKS = {"mesh": "mesh.md", "live": "live.md", "runs": "runs.md", "kernels":
 fetch what sets them."""
 
 
-def run(name: str, shown: Callable[[], None] = lambda: plt.close("all")) -> int:
+def _close() -> None:
+    # As `run`, it imports what draws, and this module does not: most who import it run no page.
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def run(name: str, shown: Callable[[], None] = _close) -> int:
     """Run `docs/NAME`; how many blocks of what is printed it has. `shown` is what it does to show a plot.
 
     Raises:
@@ -37,7 +42,7 @@ def run(name: str, shown: Callable[[], None] = lambda: plt.close("all")) -> int:
             continue
         assert (kind, said) == ("python", ""), "what a block prints stands after it"
         out = StringIO()
-        with redirect_stdout(out), mock.patch.object(plt, "show", shown):
+        with redirect_stdout(out), mock.patch("matplotlib.pyplot.show", shown):
             exec(compile(text, f"docs/{name}", "exec"), names)  # noqa: S102
         said = out.getvalue()
     assert said == ""
@@ -65,13 +70,15 @@ def _lines(text: str) -> list[str]:
 
 def draw(page: str, notebook: str) -> None:
     """The pictures of a page that shows plots: `docs/NOTEBOOK-1.png` and so on."""
+    import matplotlib.pyplot as plt
+
     count = 0
 
     def shown() -> None:
         nonlocal count
         count += 1
         plt.savefig(DOCS / f"{notebook}-{count}.png", metadata={"Software": None})
-        plt.close("all")
+        _close()
 
     run(page, shown)
 
