@@ -28,6 +28,13 @@ def family() -> str:
     return f"{maker} {number}".strip()
 
 
+@cache
+def numbers() -> str:
+    """Family, model and stepping of an x86 CPU, `6/207/2`: hypervisors hide names, and leave these. Else empty."""
+    found = [next(iter(_said(name)), "") for name in ("cpu family", "model", "stepping")]
+    return "/".join(found) if all(found) else ""
+
+
 def _said(name: str) -> list[str]:
     """What all CPUs say of `name`, a pattern."""
     try:

@@ -15,6 +15,7 @@ from math import log
 from pathlib import Path
 from statistics import median
 
+from pipeline import cpu
 from pipeline.errors import StorageError
 from pipeline.files import cache_folder, write_over
 
@@ -33,14 +34,12 @@ def rates_file() -> Path:
 
 @cache
 def machine() -> str:
-    """What a rate is of: the processor and how many cores of it this process may use, and accelerators."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine)
+    """What a rate is of: the processor, whether it has a matrix unit, how many of its cores this process may use, and
+    accelerators."""
+    name = " ".join(filter(None, (cpu.model() or os.uname().machine, cpu.numbers())))
+    matrices = ", AMX" if "amx_bf16" in cpu.instructions() else ""
     gpus = sorted(p.name for p in Path("/proc/driver/nvidia/gpus").glob("*"))
-    return f"{cpu} × {cores()}" + (f", {len(gpus)} GPUs" if gpus else "")
+    return f"{name} × {cores()}{matrices}" + (f", {len(gpus)} GPUs" if gpus else "")
 
 
 def cores() -> int:

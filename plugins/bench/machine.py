@@ -7,7 +7,6 @@ that is measured beside other people's work says how much of that there was (`pi
 import ctypes
 import os
 import platform
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cpu import CPUINFO, instructions
+from pipeline.cpu import instructions
 from pipeline.planning.rates import machine
 from plugins.bench.ops import on_device
 from plugins.kernels.native import compiler, library
@@ -34,11 +33,9 @@ ROUNDS = 400
 
 def describe() -> dict[str, Any]:
     """The machine, and what it runs: for people who read figures later."""
-    said = CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
-    ids = [re.search(rf"^{key}\s*:\s*(\S+)", said, re.MULTILINE) for key in ("cpu family", "model", "stepping")]
     return {
-        "cpu": machine(), "family, model, stepping": "/".join(found[1] for found in ids if found),
-        "architecture": platform.machine(), "instructions": [name for name in TOLD if name in instructions()],
+        "cpu": machine(), "architecture": platform.machine(),
+        "instructions": [name for name in TOLD if name in instructions()],
         "isa": library.ISAS[library.isa()], "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiled_by(),
         "packages": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
@@ -101,7 +98,7 @@ def of(threads: int) -> dict[str, float]:
 def headline(told: dict[str, Any]) -> str:
     """`describe` in a line or two."""
     packages = ", ".join(f"{name} {number}" for name, number in told["packages"].items())
-    cpu = f"{told['cpu']} ({told['family, model, stepping']}), {told['memory'] / 2**30:.0f} GiB"
+    cpu = f"{told['cpu']}, {told['memory'] / 2**30:.0f} GiB"
     has = f"{' '.join(told['instructions'])}; {packages}; {told['compiler']}"
     return f"{cpu}, native kernels {told['isa']}, load {os.getloadavg()[0]:.1f}\n{has}"
 
