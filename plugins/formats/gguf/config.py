@@ -73,12 +73,17 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or hidden // heads,
         vocab=config["vocab_size"],
-        experts=config.get("num_local_experts") or config.get("num_experts") or 1,
+        experts=_experts(config) or 1,
         moe_inter=config.get("moe_intermediate_size") or 0,
         attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
         mlp_bias=bool(config.get("mlp_bias", False)),
         tied=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
     )
+
+
+def _experts(config: Mapping[str, Any]) -> Any:
+    """How many it states, if any: transformers 5 saves `num_experts` of Qwen3-MoE as `num_local_experts`."""
+    return config.get("num_local_experts") or config.get("num_experts")
 
 
 def too_many(arch: Arch, config: Mapping[str, Any], tensors: int, experts: int, where: str = WHERE) -> list[Problem]:
@@ -91,7 +96,7 @@ def too_many(arch: Arch, config: Mapping[str, Any], tensors: int, experts: int, 
         experts: the most that can be in any layer.
         where: for the problems.
     """
-    layers, stated = config["num_hidden_layers"], config.get("num_local_experts") or config.get("num_experts") or 1
+    layers, stated = config["num_hidden_layers"], _experts(config) or 1
     problems = too_many_layers(where, "num_hidden_layers", layers, tensors)
     if any(row.each for row in arch.layer):
         if stated > experts:
@@ -183,9 +188,8 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     """Metadata for a Hugging Face config, the values of the leaf `ROPE_FREQS` or None, and what cannot be said."""
     problems: list[Problem] = []
     kv: dict[str, tuple[str, Any]] = {}
-    # transformers 5 saves `num_experts` of Qwen3-MoE as `num_local_experts`.
-    alike = {"num_experts": config["num_local_experts"]} if config.get("num_local_experts") is not None else {}
-    full = {"num_key_value_heads": config.get("num_attention_heads"), **alike, **config}
+    experts = {} if (stated := _experts(config)) is None else {"num_experts": stated}
+    full = {"num_key_value_heads": config.get("num_attention_heads"), **experts, **config}
     for key, kind, name in numbers_of(arch):
         value = full.get(name)
         good = type(value) is int and 0 < value <= LARGEST if kind == "uint32" else is_a(value, float)

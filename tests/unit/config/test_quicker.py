@@ -335,23 +335,8 @@ WORDS = (
     "{a: b}", "", "a=b", "${a}", "'a'", "a\\", "ä", "glob(*)", "choice(a)", "~/a", "a@b", "a+b",
 )  # fmt: skip
 KEYS = (
-    "a",
-    "a.b",
-    "a/b",
-    "a/b.c",
-    "a.b/c",
-    "a@b",
-    "a.0",
-    "0",
-    "a-b",
-    "$a",
-    "",
-    "a.",
-    "a/",
-    "ä",
-    "hydra.mode",
-    "_x._y1",
-)
+    "a", "a.b", "a/b", "a/b.c", "a.b/c", "a@b", "a.0", "0", "a-b", "$a", "", "a.", "a/", "ä", "hydra.mode", "_x._y1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("adds", ["", "+", "++", "+++", "~", " "])

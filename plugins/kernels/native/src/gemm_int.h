@@ -4,8 +4,9 @@
 //
 // Weights become integers too. Those of a format whose elements are some (of at most `most`, in a unit), and whose blocks
 // are of whole BLOCKs, or of halves of one, are exact; others are rounded as activations are. What zero points take off and
-// minimums add is the same for all of a block: products of float32, one a block, with what activations sum up to. A block's products are summed as int32 and
-// cannot overflow; blocks are summed as float32. Where a block holds what is not finite its sums are NaN.
+// minimums add is the same for all of a block: products of float32, one a block, with what activations sum up to. A
+// block's products are summed as int32 and cannot overflow; blocks are summed as float32. Where a block holds what is not
+// finite its sums are NaN.
 //
 // Pairs of int16 serve both widths. Of bytes VNNI sums products of four, of which one side is unsigned: weights + 128, and
 // sums begin at -128 · Σ x. AVX2 sums products of two as int16, which holds all of a block where weights are small: then

@@ -19,18 +19,16 @@ static float multiple_of(const Weights& w, float most) {
 
 // How weights of a format become integers.
 struct Form {
-  WmElement element;
   float multiple;  // see multiple_of; if 0 they are rounded
   int group;       // columns that have a unit: BLOCK, or half of it
   bool small;      // magnitudes are under SMALL
   bool minima;     // something is added to each block, which integers are without
 
   Form(const Weights& w, float most)
-      : element(w.element),
-        multiple(multiple_of(w, most)),
-        group(multiple != 0 && is_struct(element) ? structs::group_of(element) : BLOCK),
-        small(multiple != 0 && !is_struct(element) && bits_of(element) <= 4),
-        minima(multiple != 0 && (is_struct(element) ? has_minima(element) : w.zero != WM_ZERO_NONE)) {}
+      : multiple(multiple_of(w, most)),
+        group(multiple != 0 && is_struct(w.element) ? structs::group_of(w.element) : BLOCK),
+        small(multiple != 0 && !is_struct(w.element) && bits_of(w.element) <= 4),
+        minima(multiple != 0 && (is_struct(w.element) ? has_minima(w.element) : w.zero != WM_ZERO_NONE)) {}
 
   int64_t groups(int64_t columns) const { return (columns + BLOCK - 1) / BLOCK * (BLOCK / group); }
 };
@@ -192,7 +190,7 @@ static void bytes_of_structs(const Part& p, int half, int32_t* out) {
 template <int BITS>
 static bool made_straight(const Part& p, int half, const Form& form, int32_t* out) {
   constexpr bool QUADS = Width<BITS>::QUADS;
-  const WmElement element = form.multiple != 0 ? form.element : WM_F32;
+  const WmElement element = form.multiple != 0 ? p.w.element : WM_F32;
   if constexpr (WM_SIMD == 512 || QUADS) {
     switch (element) {
       case WM_E2M1: four_bits<BITS, WM_E2M1, 2>(p, half, out); return true;
