@@ -34,6 +34,7 @@ from plugins.bench.of_noise import begin, filled
 from plugins.bench.ops import on_device
 from plugins.engine.load import parameters
 from plugins.engine.runtime import Runtime
+from plugins.engine.sampling import ends
 from plugins.engine.sizes import MOST_STEPS
 
 DATASHEET: Final = {"H200": 4800.0, "H100": 3350.0, "A100": 2039.0}  # GB/s of HBM, of the SXM modules: NVIDIA
@@ -118,11 +119,12 @@ def engines(runtime: Runtime, batch: int, held: int, capacity: int, programs: in
     cache, seen = filled(runtime, batch, held, capacity), jnp.zeros((batch, 0), bool)
     keys = jax.random.split(jax.random.key(0), batch)
     numbers: dict[str, Any] = {}
+    never = ends(())
     state: list[Any] = [cache, token, position, seen]
 
     def dispatch(_: int) -> Any:
         cache, token, position, seen = state
-        cache, made, *rest = runtime.steps(MOST_STEPS, cache, token, position, seen, keys, numbers, GREEDY)
+        cache, made, *rest = runtime.steps(MOST_STEPS, cache, token, position, seen, keys, numbers, GREEDY, never)
         state[:] = [cache, *rest]
         return made
 

@@ -27,7 +27,7 @@ Finish = Literal["end", "stop", "length", "interrupted"]
 
 AHEAD: Final = 2
 """Programs that were asked for and whose tokens nobody saw yet: asking takes about a millisecond of Python's, on a core
-that kernels would have. As many are in vain when a text ends of its own accord."""
+that kernels would have. As many are in vain when a stop string ends a text; after a token that does, they do none."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,11 @@ def generate(
         )  # fmt: skip
         return [r.completion for r in rows], spent
     token, seen = runtime.first(last, seen, keys, numbers, kind)
-    position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
     steps = 0
     shown: Any = runtime.fetched(token)[:, None]
+    going = [-1 if t in ends else n for n, t in zip(lengths, shown[:, 0].tolist(), strict=False)]
+    position = jnp.asarray([*going, *[-1] * (batch - len(prompts))], jnp.int32)
+    known_ends = samplers.ends(ends)
     first = time.perf_counter() - start - (runtime.compile_s - compiled)
     compiled_first = runtime.compile_s
     if tracing.active:
@@ -189,7 +191,9 @@ def generate(
         # While tokens are looked at here, the next steps run on the device, or wait there for their turn.
         while len(pending) < (1 if runtime.eager else AHEAD) and steps + 1 < sampling.max_tokens:
             count = min(pace.steps, sampling.max_tokens - 1 - steps)
-            cache, made, token, position, seen = runtime.steps(count, cache, token, position, seen, keys, numbers, kind)
+            cache, made, token, position, seen = runtime.steps(
+                count, cache, token, position, seen, keys, numbers, kind, known_ends
+            )
             pending.append((count, made))
             steps += count
         for tokens in shown.T:
@@ -206,7 +210,7 @@ def generate(
         pace.took(count)
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
     if kept is not None:
-        kept.put(cache, [*prompts[0], *rows[0].tokens[:steps]])
+        kept.put(cache, [*prompts[0], *rows[0].tokens[:-1][:steps]])  # what comes last is not in it if it ended all
     timings = Timings(
         load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,
         prompt_tokens=sum(lengths) - begun, new_tokens=sum(len(r.tokens) for r in rows), steps=steps,

@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-AT_ONCE_S: Final = 0.02
+AT_ONCE_S: Final = 0.05
 """Seconds that a program of several steps may take: so often somebody who reads along sees new text."""
 
 

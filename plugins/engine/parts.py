@@ -21,7 +21,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import COMPILER_OPTIONS, Runtime
-from plugins.engine.sampling import likeliest, numbers
+from plugins.engine.sampling import ends, likeliest, numbers
 from plugins.engine.sizes import bucket
 from plugins.models.common.ops import Ops
 
@@ -89,12 +89,12 @@ def decoding(runtime: Runtime, ids: Sequence[int], seconds: float) -> dict[str, 
     groups = noted(runtime, token[:, None], position[:, None], cache, fresh=False)
     kept: list[Any] = [cache, jnp.zeros((1, 0), bool)]
     keys = jax.random.split(jax.random.key(0), 1)
-    given, kind = numbers(sampling), sampling.kind
+    given, kind, never = numbers(sampling), sampling.kind, ends(())
 
     def steps() -> Any:
         """Always the same ones: what they put into the cache is what they find there."""
         cache, seen = kept
-        kept[0], made, _, _, kept[1] = runtime.steps(STEPS, cache, token, position, seen, keys, given, kind)
+        kept[0], made, _, _, kept[1] = runtime.steps(STEPS, cache, token, position, seen, keys, given, kind, never)
         return made
 
     return measured(runtime, groups, lambda: _median(steps, seconds) / STEPS, seconds)

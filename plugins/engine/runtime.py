@@ -249,13 +249,20 @@ class Runtime:
         return self.call("first", fn, last, seen, keys, numbers, static=kind)  # type: ignore[no-any-return]
 
     def steps(
-        self, count: int, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any
-    ) -> Any:
+        self, count: int, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any,
+        ends: Any,
+    ) -> Any:  # fmt: skip
         """`count` more tokens, 1 … MOST_STEPS, in one program: cache, the tokens [B, MOST_STEPS], the last of them [B],
-        positions [B], and what was seen."""
-        fn = partial(_steps, kind=kind)
-        args = (cache, token, position, seen, keys, numbers, np.int32(count))
-        cache, (tokens, token, position, seen) = self.call("step", fn, *args, static=kind, donate=(0, 3))
+        positions [B], and what was seen.
+
+        Args:
+            position: of `token`, [B]; -1: this row has ended, and its tokens mean nothing.
+            ends: after which tokens a row ends, int32 [E]; these do not come into the cache. Where all rows have, no
+                further step is made; on a mesh, whose devices would have to agree on it, it is.
+        """
+        fn = partial(_steps, kind=kind, alone=self.spread is None)
+        args = (cache, token, position, seen, keys, numbers, np.int32(count), ends)
+        cache, (tokens, token, position, seen) = self.call("step", fn, *args, static=kind, donate=(0, 3), whole=(7,))
         return cache, tokens, token, position, seen
 
 
@@ -289,23 +296,30 @@ def _steps(
     keys: Any,
     numbers: Any,
     count: Any,
+    ends: Any,
     *,
     kind: Any,
+    alone: bool,
 ) -> Any:
     graph, state = nnx.split(model)
     weights = jax.tree.leaves(state)
 
-    def one(i: Any, so_far: Any) -> Any:
-        cache, tokens, token, position, seen = so_far
+    def goes_on(so_far: Any) -> Any:
+        i, _, _, _, position, _ = so_far
+        return (i < count) & jnp.any(position >= 0) if alone else i < count
+
+    def one(so_far: Any) -> Any:
+        i, cache, tokens, token, position, seen = so_far
         # What is done to weights stays in the loop: before it XLA would make all of them wide, and keep them so.
         own = [jax.lax.optimization_barrier((w, i))[0] for w in weights]  # type: ignore[no-untyped-call]
         model = nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), own))
         hidden, cache = model(token[:, None], position[:, None], cache, fresh=False)
         token, seen = _chosen(model.logits(hidden[:, 0]), seen, keys, position + 1, numbers, kind)
-        return cache, tokens.at[:, i].set(token), token, position + 1, seen
+        ended = (position < 0) | jnp.any(token[:, None] == ends[None], axis=-1)
+        return i + 1, cache, tokens.at[:, i].set(token), token, jnp.where(ended, -1, position + 1), seen
 
-    tokens = jnp.zeros((len(token), MOST_STEPS), token.dtype)
-    cache, *rest = jax.lax.fori_loop(0, count, one, (cache, along(axes_of(token), tokens), token, position, seen))
+    tokens = along(axes_of(token), jnp.zeros((len(token), MOST_STEPS), token.dtype))
+    _, cache, *rest = jax.lax.while_loop(goes_on, one, (jnp.int32(0), cache, tokens, token, position, seen))
     return cache, tuple(rest)
 
 

@@ -3,12 +3,15 @@
 In the order that transformers' generate applies them: repetition penalty, temperature, top-k, top-p, min-p.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from plugins.engine.options import Sampling
+from plugins.engine.sizes import power_of_two
 
 NOTHING = -1
 """In the place of a token, where the logit that was chosen is NaN."""
@@ -27,6 +30,11 @@ def numbers(s: Sampling) -> dict[str, Any]:
         "min_p": jnp.float32(s.min_p),
         "penalty": jnp.float32(s.repetition_penalty),
     }
+
+
+def ends(tokens: Collection[int]) -> Any:
+    """After which a row ends, int32, in a size that programs are compiled for; `NOTHING` is one, and fills it up."""
+    return jnp.asarray(np.resize([NOTHING, *sorted(tokens)], power_of_two(1 + len(tokens), 8)), jnp.int32)
 
 
 def penalize(logits: Any, seen: Any, penalty: Any) -> Any:

@@ -53,8 +53,9 @@ class Scripted:
         return self._next(), seen
 
     def steps(
-        self, count: int, cache: Any, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any
-    ) -> Any:
+        self, count: int, cache: Any, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any,
+        ends: Any,
+    ) -> Any:  # fmt: skip
         self.counts.append(count)
         made = np.zeros((1, MOST_STEPS), np.int32)
         for i in range(count):
