@@ -6,6 +6,12 @@
 #if WM_SIMD == 512
 constexpr int keys_at_once(int rows) { return rows <= 4 ? 4 : 2; }
 
+// What several products want; compilers would read it from memory for each.
+WM_INLINE Floats in_register(Floats v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 WM_INLINE Floats in_pairs(Floats v, Floats w) {
   const __m512 x = (__m512)v, y = (__m512)w;
   return (Floats)_mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
@@ -35,6 +41,8 @@ WM_INLINE Floats totals(const Floats v[LANES / N]) {
 }
 #else
 constexpr int keys_at_once(int) { return 1; }
+
+WM_INLINE Floats in_register(Floats v) { return v; }
 
 template <int N>
 WM_INLINE Floats folded(const Floats v[N]) {
@@ -78,18 +86,24 @@ static void meet_keys(const Call& c, const Held& held, int64_t count, const floa
     for (int l = 0; l < LANES; l += N) {
       const uint8_t* key[N];
       for (int n = 0; n < N; ++n) key[n] = held.key[i + l + n < count ? i + l + n : count - 1];
-      Floats sum[R][N] = {};
-      const auto add = [&](int n, Floats k, int64_t d) __attribute__((always_inline)) {
+      Floats sum[R][N] = {}, k[N];
+      const auto add = [&](int64_t d) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) sum[r][n] = fused(k, load(q + r * q_stride + d), sum[r][n]);
+        for (int r = 0; r < R; ++r) {
+          const Floats own = in_register(load(q + r * q_stride + d));
+#pragma GCC unroll 4
+          for (int n = 0; n < N; ++n) sum[r][n] = fused(k[n], own, sum[r][n]);
+        }
       };
       for (int64_t d = 0; d < whole; d += LANES) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) add(n, decoding::elements<E>(key[n] + d * BITS / 8), d);
+        for (int n = 0; n < N; ++n) k[n] = decoding::elements<E>(key[n] + d * BITS / 8);
+        add(d);
       }
       if (whole < c.dims) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) add(n, decoding::some<E>(key[n] + whole * BITS / 8, c.dims - whole), whole);
+        for (int n = 0; n < N; ++n) k[n] = decoding::some<E>(key[n] + whole * BITS / 8, c.dims - whole);
+        add(whole);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) sums[r][l / N] = folded<N>(sum[r]);

@@ -188,6 +188,11 @@ WM_INLINE Floats elements(const uint8_t* p) {
     Floats found;
     std::memcpy(&found, p, sizeof found);
     return found;
+#if WM_SIMD == 512
+  } else if constexpr (E == WM_BF16 || E == WM_F16) {  // compilers would widen halves of it, and put these together
+    const __m256i wide = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return E == WM_F16 ? (Floats)_mm512_cvtph_ps(wide) : (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(wide), 16);
+#endif
   } else if constexpr (E == WM_BF16 || E == WM_F16) {
     uint16_t wide __attribute__((vector_size(2 * LANES)));
     std::memcpy(&wide, p, sizeof wide);
