@@ -39,7 +39,7 @@ from pipeline.config.options import CONF, option_folders, options
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.config.resolvers import register
 from pipeline.config.words import before_dashes
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean
+from pipeline.errors import ConfigError, WeightmillError
 from pipeline.reporting import console
 from pipeline.running import process
 from pipeline.waiting import Waiting
