@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "elements.h"
 #include "floats.h"
 #include "gemm_call.h"
 #include "grouped.h"
