@@ -51,7 +51,10 @@ WM_INLINE Floats value(Ints c) {
   else if constexpr (E == WM_BF16) return (Floats)(c << 16);
   else if constexpr (E == WM_F16) return decoding::from_f16<Floats>(c);
   else if constexpr (bits_of(E) <= 4) return decoding::looked_up<E>(c);
-  else return decoding::float_of(E, c);
+  else {
+    static_assert(E < WM_MXINT8, "integers of eight bits are no floats: see `element`");
+    return decoding::float_of(E, c);
+  }
 }
 
 // The i-th code of lanes that hold one stream of bits.
