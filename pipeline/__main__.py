@@ -39,7 +39,7 @@ from pipeline.config.options import CONF, option_folders, options
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.config.resolvers import register
 from pipeline.config.words import before_dashes
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean
+from pipeline.errors import ConfigError, WeightmillError
 from pipeline.reporting import console
 from pipeline.running import process
 from pipeline.waiting import Waiting
@@ -208,8 +208,6 @@ def _apart(verb: str, args: list[str]) -> int:
         from pipeline.config.scaffolds import new
 
         new(verb.removeprefix("new-"), args)
-    elif verb == "gc":
-        _gc(args)
     elif verb == "explain":
         _explain(args)
     elif args:
@@ -217,29 +215,6 @@ def _apart(verb: str, args: list[str]) -> int:
     else:
         console.out(*console.tune_table(backends.tune(terminal.say)))
     return 0
-
-
-def _gc(args: list[str]) -> None:
-    """List, and with --delete remove, results that no run refers to.
-
-    Raises:
-        ConfigError: another argument.
-        StorageError: something cannot be removed.
-    """
-    from pipeline.running.results import remove, unreferred
-
-    delete, outputs = False, "outputs"
-    for arg in args:
-        if arg == "--delete":
-            delete = True
-        elif arg.startswith("paths.outputs="):
-            outputs = arg.partition("=")[2]
-        else:
-            raise ConfigError(f"gc {arg}{did_you_mean(arg, ['--delete', 'paths.outputs=DIR'])}")
-    found = unreferred(Path(os.path.expanduser(outputs)).absolute())
-    for one in found if delete else ():
-        remove(one)
-    console.out(*console.gc_tables(found, deleted=delete))
 
 
 def _explain(args: list[str]) -> None:

@@ -53,11 +53,14 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def read_whole(path: Path, most: int = MAX_NBYTES) -> bytes:
-    """The content of a regular file of at most `most` bytes, which may not change its size meanwhile.
+def read_whole(path: Path, most: int = MAX_NBYTES, *, grows: bool = False) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Args:
+        grows: somebody may add to it: what stands there now, however it grows meanwhile. Else its size may not change.
 
     Raises:
-        SourceError: as `opened`; it is larger, or cannot be read.
+        SourceError: as `opened`; it is larger, or cannot be read, or has changed.
     """
     with opened(path) as fd:
         nbytes = os.fstat(fd).st_size
@@ -65,10 +68,10 @@ def read_whole(path: Path, most: int = MAX_NBYTES) -> bytes:
             raise SourceError(f"{spoken(path)}: has {nbytes:,} bytes; at most {most:,} are read")
         try:
             with open(fd, "rb", closefd=False) as file:
-                content = file.read(nbytes + 1)
+                content = file.read(nbytes if grows else nbytes + 1)
         except OSError as e:
             raise SourceError(f"{spoken(path)}: cannot be read: {e.strerror}") from e
-    if len(content) != nbytes:
+    if not grows and len(content) != nbytes:
         raise SourceError(f"{spoken(path)}: changed while it was read")
     return content
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-COMMANDS = ("runs", "compare", "report", "reproduce")  # about runs that there are already: `pipeline.commands`
+COMMANDS = ("runs", "compare", "report", "reproduce", "gc")  # about runs that there are already: `pipeline.commands`
 QUESTIONS = ("-h", "--help", "--version")
 
 

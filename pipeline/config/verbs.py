@@ -18,7 +18,7 @@ from pipeline.rules import EXTRA, Rule, added
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
 NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
-APART = ("explain", "gc", "tune", *COMMANDS, *NEW)  # verbs with arguments of their own, and no run
+APART = ("explain", "tune", *COMMANDS, *NEW)  # verbs with arguments of their own, and no run
 MODEL = "model.source"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SourceError, StorageError
-from pipeline.files import opened, spoken
+from pipeline.errors import StorageError
+from pipeline.files import read_whole, spoken
 
 MOST_NBYTES = 1 << 30
 
@@ -41,23 +41,10 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.is_file():
         return
-    for line in _so_far(path).split(b"\n")[:-1]:
+    for line in read_whole(path, MOST_NBYTES, grows=True).split(b"\n")[:-1]:
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(said, dict):
             yield said
-
-
-def _so_far(path: Path) -> bytes:
-    """What stands there now, however it grows meanwhile."""
-    with opened(path) as fd:
-        nbytes = os.fstat(fd).st_size
-        if nbytes > MOST_NBYTES:
-            raise SourceError(f"{spoken(path)}: has {nbytes:,} bytes; at most {MOST_NBYTES:,} are read")
-        try:
-            with open(fd, "rb", closefd=False) as file:
-                return file.read(nbytes)
-        except OSError as why:
-            raise SourceError(f"{spoken(path)}: cannot be read: {why.strerror}") from None

@@ -63,7 +63,7 @@ def bars(
     axes.margins(x=0.12, y=0.6 / (len(names) + 1))
     axes.xaxis.grid(visible=True, alpha=0.25)
     axes.set_axisbelow(True)
-    titled(figure, axes, title, about)
+    titled(axes, title, about)
     axes.set_xlabel(label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.tick_params(axis="y", length=0)
@@ -132,7 +132,7 @@ def tradeoff(
     axes.margins(x=0.1, y=0.12)
     axes.grid(alpha=0.25)
     _by_magnitudes(axes, points)
-    titled(figure, axes, f"{y_label[:1].upper()}{y_label[1:]} over {x_label}", about)
+    titled(axes, f"{y_label[:1].upper()}{y_label[1:]} over {x_label}", about)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)
@@ -165,7 +165,7 @@ def undominated(points: Sequence[Point], better: Sequence[str] = LESS) -> list[P
     return sorted((p for p, by in zip(at.values(), beaten, strict=True) if not by), key=lambda p: p.x)
 
 
-def titled(figure: Any, axes: Any, title: str, about: str) -> None:
+def titled(axes: Any, title: str, about: str) -> None:
     """A title, and smaller below it what the picture is of."""
     axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     if about:

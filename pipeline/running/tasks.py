@@ -133,19 +133,19 @@ def _in_graph(node: Node) -> bool:
 
 
 def _handles(
-    sweep: Sweep, node: Node, job: int, models: ModelSlot | None, lane: tuple[str, ...], *, fresh: bool
+    sweep: Sweep, node: Node, job: int, models: ModelSlot | None, behind: tuple[str, ...], *, fresh: bool
 ) -> Iterator[Task]:
     """A stage's handle; of work, and its beginning."""
     name = sweep.names[node]
     if node.work is None:
-        yield from _result_tasks(name, node, sweep, job, models, lane)
+        yield from _result_tasks(name, node, sweep, job, models, behind)
     else:
-        yield from _result_tasks(f"{name}:work", node, sweep, job, models, lane)
+        yield from _result_tasks(f"{name}:work", node, sweep, job, models, behind)
         yield Task(f"{name}:begin", begin, (Ref(f"{name}:work"), fresh), label=f"{node.name} begin")
 
 
 def _result_tasks(
-    key: str, node: Node, sweep: Sweep, job: int, models: ModelSlot | None, lane: tuple[str, ...]
+    key: str, node: Node, sweep: Sweep, job: int, models: ModelSlot | None, behind: tuple[str, ...]
 ) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does.
 
@@ -162,7 +162,7 @@ def _result_tasks(
     how = (node.name, node.stage, promised, plan.context, models, plan.inputs, tuple(node.inputs))
     args = (*how, gives, Ref(_keys(job)), *takes)
     yield Task(
-        f"{key}:run", run_stage, args, behind=lane, resources=_resources([node]), handle=True, label=node.name,
+        f"{key}:run", run_stage, args, behind=behind, resources=_resources([node]), handle=True, label=node.name,
         gang=optional(node.stage, StageHooks, "gang"),
     )  # fmt: skip
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=node.name)

@@ -107,7 +107,7 @@ def _pieces(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[_Piece]:
     for part in parts:
         held += part.text
         while len(held) > 2 * PART_CHARS:
-            cut = _cut(held, context, tokenizer, part.line)
+            cut = _cut(held, tokenizer, part.line)
             yield _Piece(context, part._replace(text=held[:cut], last=False))
             context = held[max(0, cut - WINDOW_CHARS) : cut]
             held = held[cut:]
@@ -116,7 +116,7 @@ def _pieces(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[_Piece]:
             held, context = "", ""
 
 
-def _cut(text: str, before: str, tokenizer: Tokenizer, line: int) -> int:
+def _cut(text: str, tokenizer: Tokenizer, line: int) -> int:
     """Where `text` may be cut, near `PART_CHARS`."""
     for place in PLACES:
         for match in islice(place.finditer(text, PART_CHARS, len(text) - WINDOW_CHARS), TRIES):

@@ -1,6 +1,5 @@
 """The engine as a plugin node: which families there are, which kernels they use, and in what dtypes they run."""
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
 from pipeline.tensors.inputs import InputScales, as_one
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes
+from plugins.engine import hardware
 from plugins.engine.footprint import Running
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
@@ -32,7 +32,6 @@ from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left
 from plugins.models.family import Family, family_of, vocabulary
 
 NO_FOLDER = re.compile(r"\s*|[-+]?[\d.]+")  # what is a number, or nothing, and was hardly meant as a folder's name
-NVIDIA = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
 
 
 class Tokenizers(Protocol):
@@ -205,7 +204,7 @@ class Engine:
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
-        running = Running(weights, ignored, mesh, placement, dtype, cache, self._on_host, native)
+        running = Running(weights, ignored, mesh, placement, dtype, cache, hardware.on_host(self.device), native)
         found = running.footprint(checkpoint, usage)
         found = replace(found, inputs=self.tokenizer.inputs(checkpoint), reads=beyond)
         return replace(found, devices=self.mesh.size // self.mesh.processes) if usage.observes else found
@@ -381,7 +380,7 @@ class Engine:
     def _dtype(self, *, plain: bool) -> Literal["bf16", "f32"]:
         """Of activations, as far as can be told without JAX."""
         if plain or self.dtype == "auto":
-            return "f32" if plain or self._on_host else "bf16"
+            return "f32" if plain or hardware.on_host(self.device) else "bf16"
         return self.dtype
 
     def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
@@ -419,25 +418,12 @@ class Engine:
     @property
     def platform(self) -> str:
         """Of the device, as far as can be told without JAX."""
-        wanted = os.environ.get("JAX_PLATFORMS", "") if self.device == "auto" else self.device
-        first = re.split("[,:]", wanted)[0]
-        if first:
-            return {"cuda": "gpu", "rocm": "gpu"}.get(first, first)
-        return "cpu" if self._on_host else "tpu" if Path("/dev/accel0").exists() else "gpu"
+        return hardware.platform(self.device)
 
     @property
     def _kind(self) -> str:
-        """Of the device, as JAX names it, where that can be told without JAX: NVIDIA's driver has the same name. Empty
-        where it cannot, or devices differ."""
-        return _nvidia() if self.platform == "gpu" and self.mesh.processes == 1 else ""
-
-    @property
-    def _on_host(self) -> bool:
-        """Whether the device's memory is the host's, as far as can be told without JAX."""
-        wanted = os.environ.get("JAX_PLATFORMS", "") if self.device == "auto" else self.device
-        if wanted:
-            return wanted.startswith("cpu")
-        return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
+        """Of the device, as JAX names it; empty where that cannot be told without JAX, or devices differ."""
+        return hardware.kind_of_gpus() if self.platform == "gpu" and self.mesh.processes == 1 else ""
 
     def identity(self) -> dict[str, Any]:
         """See `pipeline.engine.Engine.identity`; imports JAX, which takes accelerators for its process alone: where
@@ -474,13 +460,3 @@ def _of_models(problem: Problem) -> Problem:
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:
     """Join nobody."""
-
-
-def _nvidia() -> str:
-    """The kind of all GPUs that the driver knows; empty where there is none, or there are several."""
-    try:
-        said = [path.read_text(errors="replace") for path in NVIDIA.glob("*/information")]
-    except OSError:
-        return ""
-    kinds = {found[1] for text in said if (found := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))}
-    return kinds.pop() if len(kinds) == 1 else ""

@@ -56,6 +56,8 @@ class Timings:
         prefill: until the first token, without compiling.
         decode: all further tokens.
         prompt_tokens, new_tokens: of all prompts together; what a `Kept` held already is not counted.
+        steps: of decoding.
+        prompts: how many.
     """
 
     load: float
@@ -65,6 +67,8 @@ class Timings:
     prompt_tokens: int
     new_tokens: int
     steps: int
+    prompts: int = 1
+    prepare: float = 0.0
 
     @property
     def prefill_rate(self) -> float:
@@ -75,9 +79,6 @@ class Timings:
     def decode_rate(self) -> float:
         """Tokens a second after the first."""
         return (self.new_tokens - self.prompts) / self.decode if self.decode else 0.0
-
-    prompts: int = 1
-    prepare: float = 0.0
 
 
 class _Row:

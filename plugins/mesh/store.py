@@ -67,15 +67,6 @@ class DeviceStore:
             found |= {name: Held(one, value, i if param.stack else None) for i, name in enumerate(param.names)}
         return cls(found)
 
-    @classmethod
-    def of_tree(cls, tree: Mapping[str, Any], dtype: str = "BF16") -> "DeviceStore":
-        """Of a flat tree: name → `jax.Array` or QTensor of them.
-
-        Args:
-            dtype: what QTensors decode to.
-        """
-        return cls({name: Held(held_spec(value, dtype), value) for name, value in tree.items()})
-
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
         return {name: held.spec for name, held in self.tensors.items()}
@@ -126,17 +117,14 @@ class DeviceStore:
         raise TypeError("what lies on this process's devices does not travel to another process")
 
 
-def held_spec(value: Any, dtype: str = "BF16") -> TensorSpec:
-    """Of a `jax.Array` or a QTensor of them, or of shapes alone.
-
-    Args:
-        dtype: what QTensors decode to.
+def held_spec(value: Any) -> TensorSpec:
+    """Of a `jax.Array` or a QTensor of them, which decodes to BF16, or of shapes alone.
 
     Raises:
         SourceError: no tensor has such numbers.
     """
     if isinstance(value, QTensor):
-        return TensorSpec(tuple(value.shape), dtype, value.scheme)
+        return TensorSpec(tuple(value.shape), "BF16", value.scheme)
     return TensorSpec(tuple(value.shape), dtype_name(np.dtype(value.dtype)))
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
 import pipeline as weightmill
 from pipeline.api import compose_run
-from pipeline.errors import ConfigError, PlanError, SourceError, StageError
+from pipeline.errors import ConfigError, PlanError, SourceError
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.testing.memory import MemoryStore
@@ -282,68 +281,6 @@ def test_sensitivity_names_the_layer_that_hurts_and_what_calibration_gained(here
     assert json.loads((Path(again.run) / "manifest.json").read_text())["gains"] == again.gains
 
 
-def test_load_model_in_a_notebook(here: Path) -> None:
-    report = small("flow=convert", "quant=mxfp4", "progress=false")
-    again = small("flow=convert", "quant=mxfp4", "progress=false")
-    assert again.reused
-    assert not report.reused
-    assert again.outputs == report.outputs
-    packed = weightmill.load_model(Path(report.run) / "model")
-    plain = weightmill.load_model(two_layers.folder(), quant="mxfp4")
-    assert packed.facts["device_nbytes"] == plain.facts["device_nbytes"]
-    text = packed.generate("The state of the Union", max_tokens=10)
-    assert str(text) == text.text == plain.generate("The state of the Union", max_tokens=10).text
-    many = packed.generate(["The people", "Our navy"], max_tokens=4)
-    assert [len(m.completion.tokens) for m in many] == [4, 4]
-    ids = packed.tokenizer.encode("The people")
-    assert packed.generate(ids, max_tokens=4).text == many[0].text
-    with pytest.raises(ConfigError, match="a list of them is expected"):
-        weightmill.run("+model=gpt_oss")
-    with pytest.raises(ConfigError, match=r"no option 'max_token'.*did you mean 'max_tokens'"):
-        packed.generate("The people", max_token=3)
-    with pytest.raises(ConfigError, match=r"stop=' of': a list of texts"):
-        packed.generate("The people", stop=" of")
-    with pytest.raises(ConfigError, match="max_tokens='4': a number"):
-        packed.generate("The people", max_tokens="4")
-    with pytest.raises(SourceError, match="chat template"):
-        packed.generate([{"role": "user", "content": "Hello"}])
-    with pytest.raises(PlanError, match="no such file"):
-        weightmill.load_model(here / "nowhere")
-
-
-def test_load_model_takes_what_generate_takes(here: Path) -> None:
-    run("flow=convert", "export.dtype=fp32", "paths.run=wide", "progress=false")
-    generated = run("model.source=wide/model", "flow=generate", "sampling.max_tokens=1", "progress=false")
-    assert generated.results["generate"]["facts"]["device_nbytes"] == 2 * 5_107_032
-    assert weightmill.load_model(here / "wide" / "model").facts["device_nbytes"] == 2 * 5_107_032
-    wide = weightmill.load_model(here / "wide" / "model", overrides=["stages.decode.dtype=keep"])
-    assert wide.facts["device_nbytes"] == 4 * 5_107_032
-
-
-def test_load_model_without_a_tokenizer(here: Path) -> None:
-    """Prompts of ids need none; what ends a text is in config.json too; a tokenizer that is broken is not none."""
-    whole = weightmill.load_model(two_layers.folder())
-    ids = whole.tokenizer.encode("The people")
-    source = without_tokenizer(here / "bare")
-    bare = weightmill.load_model(source)
-    found = bare.generate([ids, ids[:2]], max_tokens=5)
-    assert [m.completion.tokens for m in found] == [
-        m.completion.tokens for m in whole.generate([ids, ids[:2]], max_tokens=5)
-    ]
-    for prompt in ("The people", [{"role": "user", "content": "Hello"}]):
-        with pytest.raises(SourceError, match=r"bare .*has no tokenizer \(looked for: tokenizer.json, "):
-            bare.generate(prompt)
-    with pytest.raises(SourceError, match="has no tokenizer"):
-        bare.generate(ids, stop=["a"])
-    end = found[0].completion.tokens[2]
-    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
-    ended = weightmill.load_model(source).generate(ids, max_tokens=5).completion
-    assert (ended.finish, len(ended.tokens)) == ("end", 1 + found[0].completion.tokens.index(end))
-    (source / "tokenizer.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"tokenizer.json: not a tokenizer"):
-        weightmill.load_model(source).generate(ids)
-
-
 def test_parity_takes_random_tokens_only_where_there_is_no_tokenizer(here: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     source = without_tokenizer(here / "bare")
@@ -436,119 +373,3 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
     again = small("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.1"
-
-
-def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -> None:
-    quants = "[int3,mxfp4,int8]" if thorough else "[mxfp4,int8]"
-    asked = ("flow=allocate", f"allocate.quants={quants}", *SHORT)
-    report = small(*asked, "allocate.bits=6")
-    found, tried = report.results["allocate"], report.results["trials"]
-    assert found["bits"] <= 6
-    assert found["kl"] <= 0.003 < tried["together"]["mxfp4"]["kl"]  # of 4.25 bits
-    assert found["kl"] == pytest.approx(found["predicted"], rel=0.3)
-    assert len({*found["picks"].values()}) > 1
-    folder = Path(report.run)
-    assert (folder / "allocation.png").read_bytes().startswith(b"\x89PNG")
-    used = small("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
-    assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
-    if thorough:
-        better, smaller = (small(*asked, budget).results for budget in ("allocate.kl=0.001", "allocate.bits=4.25"))
-        assert better["trials"] == smaller["trials"] == tried
-        assert better["allocate"]["kl"] <= 0.001
-        assert len({*better["allocate"]["picks"].values()}) > 1
-        assert smaller["allocate"]["bits"] <= 4.25
-        assert smaller["allocate"]["kl"] <= tried["together"]["mxfp4"]["kl"]  # which is 4.25 bits, too
-        assert smaller["allocate"]["kl"] == pytest.approx(smaller["allocate"]["predicted"], rel=0.3)
-    both = small("quant=auto", "quant.bits=6", f"quant.quants={quants}", "flow=evaluate", *SHORT)
-    assert both.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
-    said = pipeline("plan", "+model=gpt_oss", "quant=auto", "quant.bits=6", *SHORT)
-    assert said.code == 0
-    assert "and then: +model=gpt_oss" in said.err
-    assert "quant=auto is two runs" in pipeline("-m", "+model=gpt_oss", "quant=auto,int8", "quant.bits=6").err
-    with pytest.raises(PlanError, match=r"allocate\.bits: 2: the smallest .* bits a weight; allocate\.quants"):
-        small(*asked, "allocate.bits=2", "allocate.keep=false")
-    with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
-        small("flow=allocate", "allocate.quants=[mxfp4]", *SHORT, "allocate.kl=1e-9", "allocate.keep=false")
-
-
-@pytest.mark.repeats
-def test_blocks_are_calibrated_on_quantized_ones(here: Path) -> None:
-    few = ("quant=int4", "calibrate=gptq", "calibrate.method.grid=[]", "calibrate.windows.tokens=512")
-
-    def exported(*more: str) -> dict[str, Any]:
-        report = run("flow=convert", *few, *more)
-        with safe_open(Path(report.run, "model", "model.safetensors"), "np") as file:
-            return {n: file.get_tensor(n) for n in file.keys() if n.endswith("weight_packed")}  # noqa: SIM118
-
-    was, blocks, matrices = (
-        exported(*more) for more in ((), ("calibrate.sequential=blocks",), ("calibrate.sequential=matrices",))
-    )
-    assert was.keys() == blocks.keys() == matrices.keys()
-    first = [n for n in was if ".layers.0." in n]
-    into = [n for n in first if "gate" in n or "up" in n]
-    assert first
-    assert into
-    assert all((was[n] == blocks[n]).all() for n in first), "nothing before the first block is quantized"
-    assert all((was[n] == matrices[n]).all() for n in into), "nor before these"
-    for found in (blocks, matrices):
-        assert any((was[n] != found[n]).any() for n in was if ".layers.1." in n)
-    assert any((blocks[n] != matrices[n]).any() for n in first)
-    kl = run("flow=evaluate", *few, "calibrate.sequential=matrices", *SHORT).results["evaluate"]["texts"]
-    nearest = run("flow=evaluate", "quant=int4", *SHORT).results["evaluate"]["texts"]
-    assert kl["sotu_eval.txt"]["kl"] < nearest["sotu_eval.txt"]["kl"]
-    with pytest.raises(PlanError, match=r"calibrate\.sequential=blocks: .*; calibrate=gptq or imatrix do"):
-        run("flow=convert", "quant=int4", "calibrate=none", "calibrate.sequential=blocks")
-    with pytest.raises(PlanError, match=r"calibrate\.sequential: 'block' is not a choice; did you mean 'blocks'"):
-        run("flow=convert", *few, "calibrate.sequential=block")
-    with pytest.raises(PlanError, match=r"calibrate\.sequential=blocks: .* several together"):
-        run(
-            "flow=allocate",
-            "allocate.quants=[mxfp4]",
-            "allocate.bits=4.25",
-            *few,
-            *SHORT,
-            "calibrate.sequential=blocks",
-        )
-
-
-@pytest.mark.repeats
-def test_what_blocks_learn_is_what_is_exported(here: Path) -> None:
-    few = ("calibrate=reconstruct", "calibrate.windows.tokens=2048", "calibrate.reconstruct.updates=10",
-           "calibrate.reconstruct.look=5", "calibrate.reconstruct.round_rate=0.03")  # fmt: skip
-    report = run("flow=convert", "quant=mxfp4", *few)
-    blocks = report.results["reconstruct"]["blocks"]
-    assert [*blocks] == [f"model.layers.{i}" for i in range(4)]
-    assert all(of["after"] < of["before"] for of in blocks.values())
-    kl = [
-        run("flow=evaluate", "quant=mxfp4", *more, *SHORT).results["evaluate"]["texts"]["sotu_eval.txt"]["kl"]
-        for more in ((), few)
-    ]
-    assert kl[1] < kl[0]
-    with pytest.raises(PlanError, match=r"calibrate\.reconstruct: model\.layers.*coded together"):
-        run("flow=convert", "quant=iq4_nl", "export=gguf", *few)
-    with pytest.raises(PlanError, match=r"activations_rotate: rotates inputs of packed weights"):
-        run("flow=evaluate", "quant=mxfp4", "activations=mxfp4", "activations_rotate=32", *few, *SHORT)
-    with pytest.raises(ConfigError, match=r"update.*did you mean 'updates'"):
-        run("flow=convert", "quant=mxfp4", *few, "calibrate.reconstruct.update=3")
-    with pytest.raises(PlanError, match=r"calibrate\.reconstruct=Reconstruction: .* several together"):
-        run("flow=allocate", "allocate.quants=[mxfp4]", "allocate.bits=4.25", *few, *SHORT)
-
-
-@pytest.mark.repeats
-def test_bits_are_allocated_among_what_is_calibrated(here: Path) -> None:
-    """Options are tried as the run rounds that takes the rules, and those that it would refuse are none."""
-    gptq = ("calibrate=gptq", "calibrate.windows.tokens=1024", *SHORT)
-    report = run("flow=allocate", "allocate.quants=[int3,mxfp4,fp8_e4m3]", "allocate.bits=4.25", *gptq)
-    found, tried = report.results["allocate"], report.results["trials"]
-    assert [*tried["together"]] == ["int3", "mxfp4"]  # fp8_e4m3 has one scale a matrix
-    plain = run("flow=allocate", "allocate.quants=[int3,mxfp4]", "allocate.bits=4.25", *SHORT).results["trials"]
-    for name in ("int3", "mxfp4"):
-        assert tried["together"][name]["kl"] < 0.8 * plain["together"][name]["kl"]
-    assert found["kl"] <= tried["together"]["mxfp4"]["kl"]
-    assert found["kl"] == pytest.approx(found["predicted"], rel=0.3)
-    used = run("flow=evaluate", "quant=keep", f"rules_file={Path(report.run) / 'rules.yaml'}", *gptq)
-    assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
-    with pytest.raises(PlanError, match=r"calibrate\.smooth=Awq: .* several together; calibrate=gptq or imatrix"):
-        run("flow=allocate", "allocate.quants=[mxfp4]", "allocate.bits=4.25", "calibrate=awq", *SHORT)
-    with pytest.raises(PlanError, match=r"allocate\.quants: fp8_e4m3: calibrate=gptq: is for blocks in one row"):
-        run("flow=allocate", "allocate.quants=[fp8_e4m3]", "allocate.bits=8.5", *gptq)

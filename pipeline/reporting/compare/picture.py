@@ -47,7 +47,7 @@ def _coloured(front: Pareto, path: Path, about: str, heads: list[str], points: l
     bar.ax.tick_params(labelsize=8)
     axes.margins(x=0.12, y=0.15)
     axes.grid(alpha=0.25)
-    titled(figure, axes, f"Pareto front over {', '.join(front.metrics)}", about)
+    titled(axes, f"Pareto front over {', '.join(front.metrics)}", about)
     axes.set_xlabel(f"{heads[0]}, {front.better[0]} is better")
     axes.set_ylabel(f"{heads[1]}, {front.better[1]} is better")
     axes.tick_params(labelsize=8)

@@ -71,12 +71,9 @@ def lanes(title: str, heads: tuple[str, str], marks: Sequence[Mark], about: str 
             if mark.case in drawn and finite(mark.value) is not None:
                 i = who.index(mark.who)
                 y = top + high * drawn.index(mark.case) + above + GAP / 2 + STEP * ((i if lines > 1 else 0) + 0.5)
-                parts.append(
-                    _mark(
-                        mark, i, [x(v / each) for v in (mark.value.value, *mark.rounds) if math.isfinite(v)], y, title
-                    )
-                )
-        axis = f"{title} [{shown}]" if shown and shown not in ("×",) else title
+                at = [x(v / each) for v in (mark.value.value, *mark.rounds) if math.isfinite(v)]
+                parts.append(_mark(mark, i, at, y, title))
+        axis = f"{title} [{shown}]" if shown and shown != "×" else title
         axis += ", by magnitudes" if x.log else ""
         parts.append(words(width, bottom + 34, fitted(axis, width), "l", "end"))
         return svg(width, int(bottom + 40), f"{title}: {len(marks)} marks in {len(drawn)} lanes", joined(parts))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.options import CONF
+from pipeline.records.configs import LOADER
 
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([a-z_][\w.]*)(?=[},])")
@@ -59,15 +60,13 @@ def _next(key: str, *, many: bool) -> Iterator[str]:
 @cache
 def _references() -> tuple[tuple[str, str], ...]:
     """Settings of our options, and what each refers to."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: dict[tuple[str, str], None] = {}
     for file in sorted(CONF.rglob("*.yaml")):
         text = file.read_text(encoding="utf-8")
         if "${" in text:
             package = PACKAGE.search(text)
             at = package[1] if package else _group(file)
-            # Both are safe loaders.
-            found |= dict.fromkeys(_within(yaml.load(text, loader), "" if at == GLOBAL else at))  # noqa: S506
+            found |= dict.fromkeys(_within(yaml.load(text, LOADER), "" if at == GLOBAL else at))  # noqa: S506  a safe one
     return tuple(found)
 
 

@@ -113,12 +113,12 @@ class Peft:
                 continue
             found.setdefault(key, {})[match["part"]] = np.asarray(store.read(name)).astype(np.float32)
         layers: list[Layer] = []
-        for (module, inner), pair in found.items():
+        for (module, _), pair in found.items():
             if pair.keys() != {"A", "B"}:
                 problems.append(Problem(module, f"has lora_{''.join(pair)} only"))
                 continue
             try:
-                layers += _layers(module, inner, pair["A"], pair["B"], config, specs)
+                layers += _layers(module, pair["A"], pair["B"], config, specs)
             except (ValueError, re.error) as why:
                 problems.append(Problem(module, str(why)))
         if problems:
@@ -185,9 +185,7 @@ def _fused(like: Layer, gate: Layer | None, up: Layer | None) -> Layer:
     return Layer(like.names, a, b, alpha, like.rslora)
 
 
-def _layers(
-    module: str, inner: int, a: Any, b: Any, config: Mapping[str, Any], specs: Mapping[str, TensorSpec]
-) -> Iterator[Layer]:
+def _layers(module: str, a: Any, b: Any, config: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> Iterator[Layer]:
     """Raises ValueError: the checkpoint has no such tensor, or it is of another shape."""
     rslora = bool(config.get("use_rslora"))
     if (spec := specs.get(f"{module}.weight")) is not None:

@@ -264,7 +264,7 @@ def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
         second = _half((-low).max(axis=-1) / np.float32(layout.most_scale))
     found, loss = _under(layout, g, w, scale, low, factor, second)
     for _ in range(SETTLED):
-        again, less = _under(layout, g, w, scale, low, *_fitted(layout, g, w, found))
+        again, less = _under(layout, g, w, scale, low, *_fitted(g, w, found))
         better = less < loss
         loss = np.where(better, less, loss)
         found = Blocks(*(_chosen(better, getattr(again, n), getattr(found, n)) for n in Blocks.__slots__))
@@ -321,9 +321,9 @@ def _under(layout: Layout, g: Any, w: Any, scale: Any, low: Any, factor: Any, se
     return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second), loss.sum(axis=-1)
 
 
-def _fitted(layout: Layout, g: Any, w: Any, b: Blocks) -> tuple[Any, Any]:
+def _fitted(g: Any, w: Any, b: Blocks) -> tuple[Any, Any]:
     """The factors, fp16, that fit the integers and codes of `b` best: weighted least squares over all of a block."""
-    x, y = b.codes.reshape(g.shape) * b.scales[..., None].astype(np.float32), None
+    x = b.codes.reshape(g.shape) * b.scales[..., None].astype(np.float32)
     wx = w * x
     xx, xg = _summed(wx * x), _summed(wx * g)
     if b.minima is None:

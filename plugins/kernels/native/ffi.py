@@ -22,6 +22,9 @@ from plugins.kernels.native import build, library, scheme, tuning
 from plugins.kernels.native.tuning import Tuned
 from plugins.kernels.varying import along, axes_of, typed
 
+DOTS: Final = 1
+"""Whether products of pairs of bfloat16 are taken: where the machine is quick at them; 2: wherever it has them."""
+
 FEW_ROWS: Final = 4
 """Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
 the two cross on Zen 5, for most formats."""
@@ -93,7 +96,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     many = count > FEW_ROWS * matrices
     tuned = tuned or tuning.best()
     options = {
-        "dots": not library.forced(),
+        "dots": 0 if library.forced() else DOTS,
         **({"bits": bits, **asdict(tuned.gemm)} if many else asdict(tuned.gemv)),
     }
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)

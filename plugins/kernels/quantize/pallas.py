@@ -23,8 +23,7 @@ from plugins.kernels.codecs.scales import matrix_scale
 from plugins.kernels.pallas.groups import Groups
 from plugins.kernels.pallas.launch import Device, everywhere
 from plugins.kernels.pieces import quantized
-from plugins.kernels.quantize.numpy import measured
-from plugins.kernels.quantize.reach import refuse_infinities
+from plugins.kernels.quantize.numpy import finished
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.xla import PIECE
 from plugins.kernels.quantize.xla.codes import INFINITY, NAN, SIGN, codes_of, ends_of
@@ -58,9 +57,7 @@ def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, recipe: R
         raise ValueRangeError(
             f"flat index {bad[0]}: {values.flat[bad[0]]} has no {scheme.element.upper()} value"
         )  # fmt: skip
-    if recipe.overflow == "error":
-        refuse_infinities(x, q)
-    return (q, measured(x, q)) if measure else q
+    return finished(x, q, recipe, measure=measure)
 
 
 def _comparable(scales: Any) -> Any:

@@ -21,7 +21,7 @@ from plugins.bench import fastest
 from plugins.bench.ops import data
 from plugins.bench.ops.matmul import MatMul
 from plugins.bench.ops.ours import Ours
-from plugins.engine import engine
+from plugins.engine import hardware
 from plugins.kernels.fastest import sizes, table
 from plugins.kernels.fastest.table import Row
 from tests.cases import model_runs
@@ -191,7 +191,7 @@ def test_an_h200_takes_what_was_measured_on_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_driver_says_which_gpus_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as plans know, which see no JAX."""
-    monkeypatch.setattr(engine, "NVIDIA", tmp_path)
+    monkeypatch.setattr(hardware, "NVIDIA", tmp_path)
     found, gpu = replace(model_runs.engine("auto"), device="gpu"), "Model: \t\t NVIDIA H200\nIRQ:   \t\t 40\n"
     assert found._kind == ""
     for name, said in (("0", gpu), ("1", gpu), ("2", "Model:  NVIDIA A100-SXM4-40GB\n")):

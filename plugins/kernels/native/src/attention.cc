@@ -6,11 +6,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "elements.h"
 #include "floats.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "targets.h"
-#include "weights.h"
 #include "xla/ffi/api/ffi.h"
 
 #define WM_KERNELS "attention_all.h"

@@ -1,5 +1,5 @@
 // Rows of weights as float32, in their natural order: what `dequantize` defines, each operation rounded once. Included
-// once for each instruction set, after weights.h and floats.h; of headers that are included together one includes it.
+// once for each instruction set, after elements.h and floats.h; of headers that are included together one includes it.
 //
 // LANES codes at a time become 32-bit lanes that hold a code in their lowest bits, with whatever stands above. Up to
 // four bits a table holds every value, and the look-up takes no notice of what stands above. Wider floats are float32
@@ -19,13 +19,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 #define WM_INLINE static inline __attribute__((always_inline))
 
-constexpr float NF4[16] = {  // QLoRA, appendix E
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
-    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
-    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
-constexpr float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-
-constexpr bool is_unsigned(WmElement e) { return e >= WM_UINT8; }
+#include "small_floats.h"
 
 // ---- Elements ----
 
@@ -37,65 +31,19 @@ struct Table {
 template <WmElement E>
 constexpr Table table() {
   Table t{};
-  for (int i = 0; i < 16; ++i) {
-    const int most = 1 << bits_of(E), c = i & (most - 1);
-    if (E == WM_NF4) t.value[i] = NF4[c];
-    else if (E == WM_E2M1) t.value[i] = c & 8 ? -E2M1[c & 7] : E2M1[c & 7];
-    else t.value[i] = float(is_unsigned(E) || c < most / 2 ? c : c - most);
-  }
+  for (int i = 0; i < 16; ++i) t.value[i] = values_of(E).of[i % (1 << bits_of(E))];
   return t;
 }
 
-constexpr float exp2_float(int e) {
-  float f = 1;
-  for (; e < 0; ++e) f /= 2;
-  return f;
-}
-
-WM_INLINE float to_float(int32_t v) { return float(v); }
 WM_INLINE Floats to_float(Ints v) { return __builtin_convertvector(v, Floats); }
 
-// A float of SIGN bits and a sign, M of them its fraction: TOP is the last finite magnitude, INF infinity's, if the
-// format has one. For one code or for LANES.
-template <typename F, int M, int BIAS, int TOP, int INF, int SIGN, typename I>
-WM_INLINE F small_float(I c) {
-  const I m = c & ((1 << SIGN) - 1);
-  I value = (m << (23 - M)) + ((127 - BIAS) << 23);
-  const F subnormal = to_float(m) * exp2_float(1 - BIAS - M);
-  I tiny;
-  std::memcpy(&tiny, &subnormal, sizeof tiny);
-  value = m < (1 << M) ? tiny : value;
-  if constexpr (TOP < (1 << SIGN) - 1) {
-    value = m > TOP ? (m & 0) | 0x7FC00000 : value;
-    if constexpr (INF != 0) value = m == INF ? (m & 0) | 0x7F800000 : value;
-  }
-  value |= (c << (31 - SIGN)) & int32_t(0x80000000);
-  F found;
-  std::memcpy(&found, &value, sizeof found);
-  return found;
-}
-
-template <typename F, typename I>
-WM_INLINE F small_float(WmElement e, I c) {
+WM_INLINE Floats float_of(WmElement e, Ints c) {
   switch (e) {  // the element is known where this is inlined
-    case WM_E2M3: return small_float<F, 3, 1, 31, 0, 5>(c);
-    case WM_E3M2: return small_float<F, 2, 3, 31, 0, 5>(c);
-    case WM_E4M3: return small_float<F, 3, 7, 0x7E, 0, 7>(c);
-    case WM_E5M2: return small_float<F, 2, 15, 0x7B, 0x7C, 7>(c);
-    default: return small_float<F, 10, 15, 0x7BFF, 0x7C00, 15>(c);
+    case WM_E2M3: return small_float<Floats, 5, 3, 1, 31, 0>(c);
+    case WM_E3M2: return small_float<Floats, 5, 2, 3, 31, 0>(c);
+    case WM_E4M3: return small_float<Floats, 7, 3, 7, 0x7E, 0>(c);
+    default: return small_float<Floats, 7, 2, 15, 0x7B, 0x7C>(c);
   }
-}
-
-// Of halves in the lower words of lanes, whatever stands above. No flag makes it flush.
-WM_INLINE Floats from_f16(Ints c) {
-#if WM_SIMD == 512
-  return (Floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)c));
-#elif WM_SIMD == 256
-  const __m256i low = (__m256i)(c & 0xFFFF);
-  return (Floats)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
-#else
-  return small_float<Floats>(WM_F16, c);
-#endif
 }
 
 #if WM_SIMD
@@ -170,17 +118,6 @@ WM_INLINE Floats looked_up(Ints codes) {
 #endif
 }
 
-#if !WM_SIMD
-// Of a float of up to eight bits: where comparisons of vectors are slow, looking up is quicker.
-template <WmElement E>
-struct AllValues {
-  float value[1 << bits_of(E)];
-  AllValues() {
-    for (int32_t c = 0; c < 1 << bits_of(E); ++c) value[c] = small_float<float>(E, c);
-  }
-};
-#endif
-
 // What LANES elements at p are worth before their scale.
 template <WmElement E>
 WM_INLINE Floats elements(const uint8_t* p) {
@@ -197,21 +134,21 @@ WM_INLINE Floats elements(const uint8_t* p) {
     uint16_t wide __attribute__((vector_size(2 * LANES)));
     std::memcpy(&wide, p, sizeof wide);
     const Ints patterns = __builtin_convertvector(wide, Ints);
-    return E == WM_BF16 ? (Floats)(patterns << 16) : from_f16(patterns);
+    return E == WM_BF16 ? (Floats)(patterns << 16) : from_f16<Floats>(patterns);
   } else if constexpr (bits_of(E) <= 4) {
     return looked_up<E>(unpacked<bits_of(E)>(p));
   } else if constexpr (E == WM_INT8 || E == WM_UINT8 || E == WM_MXINT8) {
     const Ints codes = unpacked<8>(p);
     const Floats whole = to_float(E == WM_UINT8 ? codes : codes << 24 >> 24);
-    return E == WM_MXINT8 ? whole * exp2_float(-6) : whole;  // OCP MX v1.0, section 5.3.4
+    return E == WM_MXINT8 ? whole * power_of_two(-6) : whole;  // OCP MX v1.0, section 5.3.4
   } else {
 #if WM_SIMD
-    return small_float<Floats>(E, unpacked<bits_of(E)>(p));
+    return float_of(E, unpacked<bits_of(E)>(p));
 #else
-    static const AllValues<E> ALL;
+    static constexpr Values ALL = values_of(E);  // where comparisons of vectors are slow, looking up is quicker
     const Ints codes = unpacked<bits_of(E)>(p);
     Floats found;
-    for (int l = 0; l < LANES; ++l) found[l] = ALL.value[codes[l] & ((1 << bits_of(E)) - 1)];
+    for (int l = 0; l < LANES; ++l) found[l] = ALL.of[codes[l] & ((1 << bits_of(E)) - 1)];
     return found;
 #endif
   }

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "elements.h"
 #include "floats.h"
 #include "targets.h"
-#include "weights.h"
 
 #define WM_KERNELS "dequantize.h"
 #include "each_isa.h"

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "elements.h"
 #include "floats.h"
 #include "gemm_call.h"
 #include "grouped.h"
@@ -45,14 +46,14 @@ WM_TARGET_END
 
 namespace {
 
-// bits: of activations as integers; 0: exact. paired: with dot products of bfloat16, where there are such.
+// bits: of activations as integers; 0: exact. dots: see `grouped`.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
-const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
+const GemmKernel& kernel(int64_t isa, int64_t bits, int64_t dots, const Grouped& call) {
 #if WM_WITH_AVX512
   using namespace avx512;
   if (isa == WM_ISA_AVX512 && bits == 0) {
 #if WM_HAS_AMX
-    if (paired)
+    if (dots == 1)
       if (const GemmKernel* found = bf16::gemm_amx::kernel(call.stacks, call.bf16)) return *found;
 #endif
     const auto all = [&](bool scaled) {
@@ -60,7 +61,7 @@ const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& 
       return std::all_of(call.stacks.begin(), call.stacks.end(), one);
     };
     // Intel's cores multiply pairs of bfloat16 at half the rate of two float32.
-    if (paired && call.bf16 && !intel() && __builtin_cpu_supports("avx512bf16")) {
+    if (dots && call.bf16 && (dots == 2 || !intel()) && __builtin_cpu_supports("avx512bf16")) {
       if (all(false)) return bf16::gemm_bf16::PLAIN;
       if (all(true)) return bf16::gemm_bf16::SCALED;
     }
@@ -116,7 +117,8 @@ struct Piece {
 
 int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + std::min(all % parts, i); }
 
-// pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
+// dots: of pairs of bfloat16: 0: none; 1: where the machine is quick at them; 2: of vectors, wherever it has such, for
+// tests. pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
 // into its cache for each.
 ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t dots, int64_t pieces,
                    int64_t least_strips, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
@@ -128,7 +130,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t dots
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
     return ffi::Error::Success();
   }
-  const GemmKernel& k = kernel(isa, bits, dots != 0, call);
+  const GemmKernel& k = kernel(isa, bits, dots, call);
   const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
   std::deque<Job> jobs;
   int64_t most = 0;

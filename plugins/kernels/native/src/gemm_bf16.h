@@ -81,8 +81,7 @@ WM_INLINE Ints pair(const Ints* lanes, int i, Ints table) {
     const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(both), (__m512i)lanes[0]);
     return (Ints)_mm512_permutexvar_epi16(codes, (__m512i)table);
   } else {
-    const Ints low = (Ints)gemm::value<E>(gemm::code<BITS>(lanes, 2 * i));
-    const Ints high = (Ints)gemm::value<E>(gemm::code<BITS>(lanes, 2 * i + 1));
+    const Ints low = (Ints)gemm::element<E>(lanes, 2 * i), high = (Ints)gemm::element<E>(lanes, 2 * i + 1);
     return ((low >> 16) & 0xFFFF) | (high & int32_t(0xFFFF0000));
   }
 }

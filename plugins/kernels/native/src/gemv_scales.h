@@ -1,35 +1,13 @@
 // Scales and offsets (minimums, or what zero points take off) of gemv.h as float32, of as many rows at once as there is room for: rows are short, and
 // what is left of one would be converted alone.
 
-// LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
-// integers, so that nobody flushes subnormals.
-template <int BITS, int FRACTION, int BIAS, int TOP, int INFINITE>
-WM_INLINE V small_floats(I c) {
-  const I m = c & ((1 << BITS) - 1);
-  const I tiny = (I)(__builtin_convertvector(m, V) * power_of_two(1 - BIAS - FRACTION));
-  I found = (m << (23 - FRACTION)) + ((127 - BIAS) << 23);
-  found = m < 1 << FRACTION ? tiny : found;
-  found = m > TOP ? I{} + 0x7FC00000 : found;
-  if (INFINITE) found = m == INFINITE ? I{} + 0x7F800000 : found;
-  return (V)(found | (c >> BITS & 1) << 31);
-}
-
-#if WM_SIMD == 512
-WM_INLINE V from_f16(I c) { return (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)c)); }
-#elif WM_SIMD == 256
-WM_INLINE V from_f16(I c) {
-  const __m128i low = _mm256_castsi256_si128((__m256i)c), high = _mm256_extracti128_si256((__m256i)c, 1);
-  return (V)_mm256_cvtph_ps(_mm_packus_epi32(low, high));
-}
-#else
-WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); }
-#endif
+#include "small_floats.h"
 
 WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
   switch (kind) {
     case WM_SCALE_E8M0: return (V)(c << 23 | ((c == 0xFF) & (I{} + 0x400000)));
-    case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
-    case WM_SCALE_F16: return from_f16(c);
+    case WM_SCALE_E4M3: return small_float<V, 7, 3, 7, 0x7E, 0>(c);
+    case WM_SCALE_F16: return from_f16<V>(c);
     case WM_SCALE_BF16: return (V)(c << 16);
     default: return (V)c;
   }
@@ -99,5 +77,5 @@ static void factors(const Weights& w, int64_t matrix, int64_t band, int64_t band
     converted<uint8_t>(w.zeros, from, n, z, [](I c) { return -__builtin_convertvector(c, V); });
   if (w.zero == WM_ZERO_INT)
     for (int64_t i = 0; i < n; ++i) z[i] *= s[i];
-  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
+  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16<V>(c); });
 }

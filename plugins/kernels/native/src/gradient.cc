@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "elements.h"
 #include "floats.h"
 #include "gradient_call.h"
 #include "grouped.h"

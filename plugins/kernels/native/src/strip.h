@@ -1,5 +1,5 @@
 // Strips of weights: STRIP rows by some columns, transposed, as kernels for many rows of activations want them. Included
-// once for each instruction set, after weights.h and floats.h.
+// once for each instruction set, after elements.h and floats.h.
 //
 // Codes are transposed before they are decoded, as 32-bit lanes of a few codes each: a shift then brings the codes of one
 // column to the lowest bits, for LANES rows at once. Three lanes hold whole codes of any width.
@@ -49,9 +49,12 @@ template <WmElement E>
 WM_INLINE Floats value(Ints c) {
   if constexpr (E == WM_F32) return (Floats)c;
   else if constexpr (E == WM_BF16) return (Floats)(c << 16);
-  else if constexpr (E == WM_F16) return decoding::from_f16(c);
+  else if constexpr (E == WM_F16) return decoding::from_f16<Floats>(c);
   else if constexpr (bits_of(E) <= 4) return decoding::looked_up<E>(c);
-  else return decoding::small_float<Floats>(E, c);
+  else {
+    static_assert(E < WM_MXINT8, "integers of eight bits are no floats: see `element`");
+    return decoding::float_of(E, c);
+  }
 }
 
 // The i-th code of lanes that hold one stream of bits.
@@ -68,7 +71,7 @@ WM_INLINE Ints code(const Ints* lanes, int i) {
 template <WmElement E>
 WM_INLINE Floats element(const Ints* lanes, int i) {
   if constexpr (E == WM_INT8 || E == WM_UINT8) return byte_of<E == WM_INT8>(lanes[i / 4], i % 4);
-  else if constexpr (E == WM_MXINT8) return byte_of<true>(lanes[i / 4], i % 4) * decoding::exp2_float(-6);
+  else if constexpr (E == WM_MXINT8) return byte_of<true>(lanes[i / 4], i % 4) * power_of_two(-6);
   else return value<E>(code<bits_of(E)>(lanes, i));
 }
 

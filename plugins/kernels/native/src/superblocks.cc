@@ -8,6 +8,7 @@
 #include <new>
 #include <type_traits>
 
+#include "elements.h"
 #include "floats.h"
 #include "targets.h"
 

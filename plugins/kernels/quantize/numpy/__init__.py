@@ -52,12 +52,7 @@ def quantize(
     coder = _Coder(scheme, recipe, x, q, observed, rows, place, importance)
     for lead, matrix in as_matrices(x):
         coder.matrix(lead, matrix)
-    if scheme.second == "dynamic8":
-        codes, second = dynamic8.encode(q.scales)
-        q = QTensor(q.codes, codes, scheme, second=second)
-    if recipe.overflow == "error":
-        refuse_infinities(x, q)
-    return (q, measured(x, q)) if measure else q
+    return finished(x, q, recipe, measure=measure)
 
 
 def empty(shape: tuple[int, ...], scheme: Scheme) -> QTensor:
@@ -67,6 +62,20 @@ def empty(shape: tuple[int, ...], scheme: Scheme) -> QTensor:
     if scheme.second == "dynamic8":
         found["second"] = None
     return QTensor(scheme=scheme, **found)
+
+
+def finished(x: Any, q: QTensor, recipe: Recipe, *, measure: bool) -> Any:
+    """What the op gives of arrays that were filled (`empty`): scales that are to be quantized themselves are that now.
+
+    Raises:
+        ValueRangeError: a finite value became infinite, where the recipe has that for an error.
+    """
+    if q.scheme.second == "dynamic8":
+        scales, second = dynamic8.encode(q.scales)
+        q = QTensor(q.codes, scales, q.scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
+    return (q, measured(x, q)) if measure else q
 
 
 @dataclass(slots=True)

@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.errors import ValueRangeError
-from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.codecs import bits, dynamic8, scales
+from plugins.kernels.codecs import bits, scales
 from plugins.kernels.codecs.blocks import floats
 from plugins.kernels.pieces import quantized
-from plugins.kernels.quantize.numpy import empty, measured, refuse_unstorable
+from plugins.kernels.quantize.numpy import empty, finished, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, block_scales
-from plugins.kernels.quantize.reach import refuse_infinities
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.xla.codes import codes_of, ends_of, shifts
 
@@ -79,12 +77,7 @@ def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any
         if zeros is not None:
             zeros[:, bands] = found.zeros.reshape(len(matrices), count, across)
     q.codes[...] = bits.pack(codes.reshape(x.shape), scheme.element_bits)
-    if scheme.second == "dynamic8":
-        stored, second = dynamic8.encode(q.scales)
-        q = QTensor(q.codes, stored, scheme, second=second)
-    if recipe.overflow == "error":
-        refuse_infinities(x, q)
-    return (q, measured(x, q)) if measure else q
+    return finished(x, q, recipe, measure=measure)
 
 
 def _most(patterns: Any) -> Any:

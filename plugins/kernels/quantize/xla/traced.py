@@ -25,7 +25,6 @@ from plugins.kernels.quantize.xla.codes import codes_of, ends_of, shifts
 
 _INFINITY = 0x7F800000
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-_NAN = np.float32(np.nan)
 _F16 = (10, 15, 0x7BFF)  # mantissa bits, bias, largest finite magnitude (IEEE 754 binary16)
 
 

@@ -11,7 +11,7 @@ from pipeline.reporting.html.lanes import MOST, Mark, lanes
 from pipeline.reporting.html.plots import plots
 from pipeline.reporting.html.scales import scale
 from tests.cases import written_runs
-from tests.unit.reporting.html.test_page import attention, gist, parsed
+from tests.unit.reporting.html.reading import attention, gist, parsed
 
 NO_CHECKPOINT: dict[str, Any] = {"nbytes_bf16": 0, "nbytes_in": 0, "nbytes_out": 0, "inputs": []}
 

@@ -16,7 +16,7 @@ from pipeline.reporting.html.page import MOST_NBYTES
 from pipeline.reporting.manifest import plain
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
-from tests.unit.reporting.html.test_page import Node, parsed
+from tests.unit.reporting.html.reading import Node, parsed
 
 
 def job(folder: Path, quant: str, seed: int, perplexity: float, kl: float, **also: Any) -> Any:

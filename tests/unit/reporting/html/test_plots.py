@@ -7,7 +7,7 @@ import pytest
 import pipeline
 from pipeline.errors import ConfigError
 from tests.cases import written_runs
-from tests.unit.reporting.html.test_page import parsed
+from tests.unit.reporting.html.reading import parsed
 
 
 def test_plots_of_a_sweep(tmp_path: Path) -> None:
