@@ -18,7 +18,7 @@ class Number:
     log: bool = False
 
     def read(self, text: str) -> float:
-        """Raises ValueError: it is no finite number, or has no logarithm, or fp32 has none so large; says what it is."""
+        """Raises ValueError: it is no finite number, too large for fp32, or has no logarithm; says what it is."""
         try:
             value = float(text)
         except ValueError:
