@@ -8,6 +8,8 @@ import numpy as np
 
 from pipeline.errors import did_you_mean
 
+MOST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Number:
@@ -16,7 +18,7 @@ class Number:
     log: bool = False
 
     def read(self, text: str) -> float:
-        """Raises ValueError: it is no finite number, or has no logarithm; says what it is."""
+        """Raises ValueError: it is no finite number, too large for fp32, or has no logarithm; says what it is."""
         try:
             value = float(text)
         except ValueError:
@@ -26,7 +28,10 @@ class Number:
             raise ValueError(f"{text} is no finite number")
         if self.log and value <= 0:
             raise ValueError(f"{text} has no logarithm")
-        return math.log(value) if self.log else value
+        value = math.log(value) if self.log else value
+        if abs(value) > MOST:
+            raise ValueError(f"{text} is too large for fp32, which has numbers up to {MOST:.4g}")
+        return value
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from pipeline import tracing
-from pipeline.digest import digest
+from pipeline.digest import digest, identity
 from pipeline.errors import StorageError
 from pipeline.running import text_stream
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs with a traceback what it raises, too
 
 HALF = ".orbax-checkpoint-tmp"  # in the name of what Orbax is writing
-STATE, PROGRESS, DIGESTS = "state", "progress", "digests"
+STATE, PROGRESS, DIGESTS, OWN = "state", "progress", "digests", "own"  # the last: digest of all that is beside a state
 
 
 class Checkpoints:
@@ -51,6 +51,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return  # it was gone on from, and nothing has changed since
         said = {**progress, DIGESTS: _digests(state)}
+        said |= {OWN: identity(said)}
         args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(said)})
         start = tracing.clock() if tracing.active else 0.0
         try:
@@ -77,6 +78,8 @@ class Checkpoints:
             try:
                 found = self._manager.restore(step, args=args)
                 state, progress = found[STATE], dict(found[PROGRESS])
+                if progress.pop(OWN, None) != identity(progress):  # or it would say what to cut from the metrics
+                    raise ValueError(f"{PROGRESS} is not what was saved")
                 if changed := _changed(progress.pop(DIGESTS, {}), _digests(state)):
                     raise ValueError(f"{changed} is not what was saved")
             except Exception as why:  # whatever the libraries below make of files that are damaged

@@ -164,7 +164,7 @@ def _found(unit: str, isa: int | None) -> Path | None:
         if not found:
             raise
         return found[0]
-    return place if place.exists() else next(iter(_shipped(unit)), None)
+    return place if os.path.exists(place) else next(iter(_shipped(unit)), None)  # pathlib raises
 
 
 def _shipped(unit: str) -> list[Path]:

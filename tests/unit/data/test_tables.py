@@ -107,6 +107,7 @@ def test_a_column_of_one_value_and_another_delimiter(tmp_path):
 BAD = {
     "NaN": ("x,y\n1,2\nnan,3\n", {}, [("line 3", "column 'x': nan is no finite number")]),
     "nothing": ("x,y\n1,2\n,inf\n", {}, [("line 3", "'x': '' is no number"), ("line 3", "'y': inf is no finite")]),
+    "too large": ("x,y\n1,2\n-1e39,1\n", {}, [("line 3", "column 'x': -1e39 is too large for fp32")]),
     "a word": ("x,y\na,2\n", {}, [("line 2", "'a' is no number; data.ordinal and data.one_hot are for what is")]),
     "another value": (
         "x,y\nBig,2\n", {"ordinal": {"x": ("small", "big")}},

@@ -267,3 +267,8 @@ def test_what_a_killed_process_left_is_nothing(here: Path, monkeypatch: pytest.M
     assert prepared()[-1] == "compiling the native kernels, once: one, two"
     assert library.missing() is None
     assert not [*build.folder().glob(".compiling-*")]
+
+
+def test_a_cache_folder_that_may_not_be_looked_into_has_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("n" * 300)))  # refused to root too, as a private folder is not
+    assert not build.is_there("core")

@@ -104,6 +104,23 @@ def test_a_damaged_state_is_said_and_the_one_before_it_taken(how: str, tmp_path:
     same(whole, found)
 
 
+@pytest.mark.parametrize("was", ['"metrics_nbytes": ', '"digests"', '"own"'])
+def test_what_is_damaged_beside_a_state_is_no_beginning(was: str, tmp_path: Path) -> None:
+    whole = run(Rows())
+    with pytest.raises(RuntimeError, match="killed"):
+        run(Rows(dies_after=7), tmp_path)
+    states = sorted(int(p.name) for p in (tmp_path / "states").iterdir())
+    file = tmp_path / "states" / str(states[-1]) / "progress" / "metadata"
+    before = file.read_text()
+    changed = before.replace(was, f"{was}1" if was.endswith(" ") else was.replace('"', '"x', 1))
+    assert changed != before
+    file.write_text(changed)
+    found = run(Rows(), tmp_path)
+    assert found.began == states[0]
+    same(whole, found)
+    assert [r["step"] for r in rows(tmp_path)] == [*range(1, 9)]
+
+
 def test_states_that_cannot_be_read_are_no_beginning(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="killed"):
         run(Rows(dies_after=6), tmp_path)
