@@ -80,7 +80,7 @@ def test_every_format_under_every_instruction_set(isa: str, name: str) -> None:
 @pytest.mark.parametrize("dots", [1, 2])
 @pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
 def test_bf16_activations_with_what_the_machine_has(name: str, dots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dot products of pairs of bfloat16 where the format allows: if the machine is quick at them, and in any case. Exact as
+    """Dot products of pairs of bfloat16 where the format allows: if the machine is quick at them, and anyway. Exact as
     ever; no even tile."""
     monkeypatch.setattr(ffi, "DOTS", dots)
     for rows, out, n_in in ((1, 33, 576), (20, 7, 1058 if name == "BF16" else 1152)):
