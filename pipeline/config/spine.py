@@ -11,6 +11,8 @@ from pipeline.units import parse_bytes
 AUTO = "auto"
 """`dask.memory`: see `pipeline.planning.budget`."""
 
+LEAST_CHUNK = 512  # bytes: with less a plan of millions of tasks is what takes the time
+
 
 @dataclass(kw_only=True, slots=True)
 class Paths:
@@ -80,7 +82,8 @@ class Dask:
             raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
         if self.memory != AUTO:
             parse_bytes(self.memory, "dask.memory", bare=1 << 20)
-        parse_bytes(self.chunk, "dask.chunk")
+        if parse_bytes(self.chunk, "dask.chunk", bare=LEAST_CHUNK) < LEAST_CHUNK:
+            raise ValueError(f"dask.chunk={self.chunk}: at least {LEAST_CHUNK}B is needed; each chunk is a task")
         if self.retries < 0:
             raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")
 

@@ -20,6 +20,7 @@ REFUSED: list[tuple[tuple[str, ...], str, list[Any]]] = [
     (("flow=bench_scale",), "scales.convert.overrides", ["[1,2]", "[quant]"]),
     (("flow=bench",), "engines.jax.kernels", ["nonsense", 3]),
     (("flow=bench",), "engines.jax.export", ["nonsense"]),
+    (("flow=convert",), "dask.chunk", [5, "5B", 0, "-1KiB", NAN]),
     (("flow=generate",), "engine.kernels", ["nonsense"]),
     (("flow=generate",), "engine.programs", ["-1", "''"]),
     ((*TRAIN, "train.look.every=9"), "train.look.patience", [-1, 0, HUGE]),
