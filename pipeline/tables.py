@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -19,6 +19,7 @@ WIDEST = 140  # where nobody knows how wide what is shown may be, as in a file
 NAME, TEXT = 28, 24  # columns that a name or a text has at least, before others go to make room
 LEAST = 8  # … and when there are no others
 HEADS = (1 / 3, 1 / 2, 2 / 3, 5 / 6)  # of names that are shortened, what their beginning may keep, as keeps them apart
+DEEPEST = 4  # times that names which are still alike are told apart further on
 LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
 
 GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
@@ -115,20 +116,23 @@ class Grid:
         for i in kept:
             header = "\n".join(wrapped(self.columns[i], widths[i]))
             drawn.add_column(Text(header), justify="right" if i in self.right else "left", width=widths[i])
-        heads = {i: _head(self._names(i), widths[i]) or HEADS[0] for i in kept}
+        heads = {i: _head(self._names(i), widths[i]) for i in kept}
+        apart = {i: _apart(self._names(i), widths[i]) or {} for i in kept if heads[i] is None and i not in self.right}
         for row in self.rows:
             given = [(i, row[i] if i < len(row) else "") for i in kept]
-            fit = [(self._fit(c, widths[i], None if i in self.right else heads[i]), c) for i, c in given]
+            fit = [(self._fit(c, widths[i], None if i in self.right else heads[i] or HEADS[0], apart.get(i, {})), c)
+                   for i, c in given]  # fmt: skip
             drawn.add_row(*(Text(text, style=_style(text)) if isinstance(c, str) else c for text, c in fit))
         yield drawn
 
     @staticmethod
-    def _fit(cell: Any, columns: int, head: float | None) -> str:
-        """A text in lines that fit; names, where there is a `head` for them, without their middle."""
+    def _fit(cell: Any, columns: int, head: float | None, apart: Mapping[str, str]) -> str:
+        """A text in lines that fit; names, where there is a `head` for them, without their middle, or as `apart` has
+        them."""
 
         def fit(part: str) -> list[str]:
             if head is not None and IDENTIFIER.fullmatch(part):
-                return [shortened(part, columns, head)]
+                return [apart.get(part) or shortened(part, columns, head)]
             return [piece for one in wrapped(part, columns) for piece in chopped(one, columns)]
 
         return "\n".join(piece for part in str(cell).split("\n") for piece in fit(part))
@@ -184,7 +188,7 @@ class Grid:
             return full if any(not isinstance(c, str) for c in given) else max([heading, *texts])
         names = self._names(i)
         least = min(full, max(heading, floor or (NAME if names else TEXT)))
-        while least < full and _head(names, least) is None:
+        while least < full and _head(names, least) is None and _apart(names, least) is None:
             least += 1
         return least
 
@@ -206,6 +210,34 @@ class Grid:
 def _head(names: set[str], columns: int) -> float | None:
     """How names are to be shortened so that no two of them look the same; None: they always do."""
     return next((h for h in HEADS if len({shortened(n, columns, h) for n in names}) == len(names)), None)
+
+
+def _apart(names: set[str], columns: int) -> dict[str, str] | None:
+    """Name → how it is shown where those that begin and end alike are to be kept apart: what is left of the middle is
+    where they part. None: that is too little room."""
+    found = {name: shortened(name, columns) for name in names}
+    for _ in range(DEEPEST):
+        alike: dict[str, list[str]] = {}
+        for name, shown in found.items():
+            alike.setdefault(shown, []).append(name)
+        if not (clashing := [some for some in alike.values() if len(some) > 1]):
+            return found
+        for some in clashing:
+            part = len(os.path.commonprefix(some))
+            found |= {name: _from(name, columns, part) for name in some}
+    return None
+
+
+def _from(name: str, columns: int, part: int) -> str:
+    """A name as its beginning, and what comes from `part` on, with the word that this is in where there is room."""
+    head = max(0, int((columns - 2) * HEADS[0]))
+    if part <= head:
+        return f"{name[: columns - 1]}…"
+    room = columns - 2 - head
+    begun = max((m.end() for m in re.finditer(r"[-=,.~]", name[:part])), default=part)
+    begun = begun if part - begun <= room // 2 else part
+    rest = name[begun : begun + room]
+    return f"{name[:head]}…{rest}{'…' * (begun + room < len(name))}"
 
 
 def _style(text: str) -> str:
