@@ -19,7 +19,8 @@ WIDEST = 140  # where nobody knows how wide what is shown may be, as in a file
 NAME, TEXT = 28, 24  # columns that a name or a text has at least, before others go to make room
 LEAST = 8  # … and when there are no others
 HEADS = (1 / 3, 1 / 2, 2 / 3, 5 / 6)  # of names that are shortened, what their beginning may keep, as keeps them apart
-DEEPEST = 4  # times that names which are still alike are told apart further on
+SHORTEST_HEAD = 4  # of what is left of the beginning of a name of which only some words are shown
+WORDS_END = re.compile(r"[-=,.~]")
 LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
 
 GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
@@ -213,31 +214,53 @@ def _head(names: set[str], columns: int) -> float | None:
 
 
 def _apart(names: set[str], columns: int) -> dict[str, str] | None:
-    """Name → how it is shown where those that begin and end alike are to be kept apart: what is left of the middle is
-    where they part. None: that is too little room."""
+    """Name → how it is shown where those that begin and end alike are to be kept apart: what is left of their middle is
+    the words in which they part. None: that is too little room."""
     found = {name: shortened(name, columns) for name in names}
-    for _ in range(DEEPEST):
-        alike: dict[str, list[str]] = {}
-        for name, shown in found.items():
-            alike.setdefault(shown, []).append(name)
-        if not (clashing := [some for some in alike.values() if len(some) > 1]):
-            return found
-        for some in clashing:
-            part = len(os.path.commonprefix(some))
-            found |= {name: _from(name, columns, part) for name in some}
-    return None
+    alike: dict[str, list[str]] = {}
+    for name, text in found.items():
+        alike.setdefault(text, []).append(name)
+    for name, places in _parting([n for some in alike.values() if len(some) > 1 for n in some]).items():
+        if (words := _by_words(name, columns, places)) is None:
+            return None
+        found[name] = words
+    return found if len({*found.values()}) == len(found) else None
 
 
-def _from(name: str, columns: int, part: int) -> str:
-    """A name as its beginning, and what comes from `part` on, with the word that this is in where there is room."""
-    head = max(0, int((columns - 2) * HEADS[0]))
-    if part <= head:
-        return f"{name[: columns - 1]}…"
-    room = columns - 2 - head
-    begun = max((m.end() for m in re.finditer(r"[-=,.~]", name[:part])), default=part)
-    begun = begun if part - begun <= room // 2 else part
-    rest = name[begun : begun + room]
-    return f"{name[:head]}…{rest}{'…' * (begun + room < len(name))}"
+def _parting(names: Sequence[str]) -> dict[str, list[int]]:
+    """Name → where it parts from others, one after another."""
+    found: dict[str, list[int]] = {name: [] for name in names}
+    groups = [[*names]]
+    while groups:
+        some = groups.pop()
+        first, last = min(some, default=""), max(some, default="")  # all begin as these do together
+        at = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        further: dict[str, list[str]] = {}
+        for name in some:
+            found[name].append(at)
+            further.setdefault(name[at : at + 1], []).append(name)
+        groups += [group for group in further.values() if len(group) > 1]
+    return found
+
+
+def _by_words(name: str, columns: int, places: Sequence[int]) -> str | None:
+    """A name as its beginning and the words at `places`, and as much behind the last as there is room for."""
+    words: list[tuple[int, int]] = []
+    most = int(columns * HEADS[0])
+    for at in [at for at in places if at >= most] or places[-1:]:
+        begin, end = max((m.end() for m in WORDS_END.finditer(name, 0, at)), default=0), len(name)
+        end = next((m.start() for m in WORDS_END.finditer(name, max(at, begin))), end)
+        if not words or end > words[-1][1]:
+            words.append((begin, end))
+    head = min(most, words[0][0])
+    room = columns - sum(end - begin + 1 for begin, end in words) - 1
+    if room < min(head, SHORTEST_HEAD):
+        return None
+    head = min(head, room)
+    begin, end = words[-1]
+    whole = begin, min(len(name), end + room - head)
+    text = name[:head] + "".join(f"…{name[slice(*word)]}" for word in [*words[:-1], whole])
+    return text + "…" * (whole[1] < len(name))
 
 
 def _style(text: str) -> str:

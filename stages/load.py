@@ -202,7 +202,9 @@ class Load:
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
         if remote is None and (page := HUB_PAGE.match(self.source)):
-            raise SourceError(f"{self.called}={self.source!r}: that is a page; its model is {self.called}=hf://{page[1]}")
+            raise SourceError(
+                f"{self.called}={self.source!r}: that is a page; its model is {self.called}=hf://{page[1]}"
+            )
         if remote is None:
             known = did_you_mean(scheme, [r.scheme for r in self.remotes])
             raise SourceError(f"{self.called}={self.source!r}: nothing here fetches from {scheme}{known}")

@@ -211,9 +211,7 @@ class Resolver:
 def _spoken(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(map(str, typing.get_args(hint)))
-    return KINDS.get(hint) or getattr(hint, "__name__", str(hint))
-
-
+    return str(KINDS.get(hint) or getattr(hint, "__name__", hint))
 
 
 def _top(cls: type) -> str:

@@ -66,7 +66,10 @@ def reasons(plan: Plan, outputs: Path, results: Results) -> list[Reason]:
     for where in dict.fromkeys(e.where for e in earlier):
         theirs = [e for e in earlier if e.where == where]
         apart[where] = sum(
-            min((len(_new(e, key)) for e in theirs if e.parts.get("stage") == key.parts["stage"]), default=len(key.parts))
+            min(
+                (len(_new(e, key)) for e in theirs if e.parts.get("stage") == key.parts["stage"]),
+                default=len(key.parts),
+            )
             for key in plan.keys.values()
         )
     earlier.sort(key=lambda e: apart[e.where])

@@ -10,7 +10,7 @@ from pipeline.config import explain as explaining
 from pipeline.config.explain import explain, mistakes
 from pipeline.config.options import CONF
 from pipeline.config.resolvers import register
-from pipeline.errors import ConfigError
+from pipeline.errors import PlanError
 
 KEPT = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
 
@@ -94,5 +94,5 @@ def test_a_setting_of_a_stage_that_is_not_run_says_so() -> None:
 
 @pytest.mark.parametrize(("given", "says"), [("muon", "by train/optimizer=muon"), ("mun", "did you mean 'muon'")])
 def test_an_option_that_is_typed_as_a_value(given: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(PlanError, match=says):
         compose_run(["+model=gpt_oss", "flow=finetune", "data.files=[a.txt]", f"train.optimizer={given}"])

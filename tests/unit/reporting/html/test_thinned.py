@@ -65,4 +65,4 @@ def test_ticks_of_bytes_are_round_in_the_unit_that_they_are_shown_in(low: int, h
     axis = scale([low, high], 0, 100, log=log)
     shown = [show_bytes(tick) for tick in axis.ticks(4, "B")]
     assert len(shown) >= 2
-    assert all(text.partition(" ")[0].endswith((".0", ".5")) for text in shown), shown
+    assert all(text.partition(" ")[0].endswith((".0", ".5")) for text in shown if text != "0 B"), shown
