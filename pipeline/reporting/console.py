@@ -162,7 +162,8 @@ def plan_tables(plan: Any) -> list[Any]:
     read = sum(f.nbytes for f in plan.inputs)
     beside = f" and keeps at most {show_bytes(plan.kept_nbytes)} beside it" if plan.kept_nbytes else ""
     found.append(
-        f"reads {show_bytes(read)} in {len(plan.inputs)} file{'s' * (len(plan.inputs) != 1)}, writes {show_bytes(plan.written_nbytes)}{beside}, "
+        f"reads {show_bytes(read)} in {len(plan.inputs)} file{'s' * (len(plan.inputs) != 1)}, "
+        f"writes {show_bytes(plan.written_nbytes)}{beside}, "
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(plan, holders)}"
     )
     if plan.memory is not None:
