@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -19,6 +19,8 @@ WIDEST = 140  # where nobody knows how wide what is shown may be, as in a file
 NAME, TEXT = 28, 24  # columns that a name or a text has at least, before others go to make room
 LEAST = 8  # … and when there are no others
 HEADS = (1 / 3, 1 / 2, 2 / 3, 5 / 6)  # of names that are shortened, what their beginning may keep, as keeps them apart
+SHORTEST_HEAD = 4  # of what is left of the beginning of a name of which only some words are shown
+WORDS_END = re.compile(r"[-=,.~]")
 LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
 
 GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
@@ -115,20 +117,23 @@ class Grid:
         for i in kept:
             header = "\n".join(wrapped(self.columns[i], widths[i]))
             drawn.add_column(Text(header), justify="right" if i in self.right else "left", width=widths[i])
-        heads = {i: _head(self._names(i), widths[i]) or HEADS[0] for i in kept}
+        heads = {i: _head(self._names(i), widths[i]) for i in kept}
+        apart = {i: _apart(self._names(i), widths[i]) or {} for i in kept if heads[i] is None and i not in self.right}
         for row in self.rows:
             given = [(i, row[i] if i < len(row) else "") for i in kept]
-            fit = [(self._fit(c, widths[i], None if i in self.right else heads[i]), c) for i, c in given]
+            fit = [(self._fit(c, widths[i], None if i in self.right else heads[i] or HEADS[0], apart.get(i, {})), c)
+                   for i, c in given]  # fmt: skip
             drawn.add_row(*(Text(text, style=_style(text)) if isinstance(c, str) else c for text, c in fit))
         yield drawn
 
     @staticmethod
-    def _fit(cell: Any, columns: int, head: float | None) -> str:
-        """A text in lines that fit; names, where there is a `head` for them, without their middle."""
+    def _fit(cell: Any, columns: int, head: float | None, apart: Mapping[str, str]) -> str:
+        """A text in lines that fit; names, where there is a `head` for them, without their middle, or as `apart` has
+        them."""
 
         def fit(part: str) -> list[str]:
             if head is not None and IDENTIFIER.fullmatch(part):
-                return [shortened(part, columns, head)]
+                return [apart.get(part) or shortened(part, columns, head)]
             return [piece for one in wrapped(part, columns) for piece in chopped(one, columns)]
 
         return "\n".join(piece for part in str(cell).split("\n") for piece in fit(part))
@@ -184,7 +189,7 @@ class Grid:
             return full if any(not isinstance(c, str) for c in given) else max([heading, *texts])
         names = self._names(i)
         least = min(full, max(heading, floor or (NAME if names else TEXT)))
-        while least < full and _head(names, least) is None:
+        while least < full and _head(names, least) is None and _apart(names, least) is None:
             least += 1
         return least
 
@@ -206,6 +211,56 @@ class Grid:
 def _head(names: set[str], columns: int) -> float | None:
     """How names are to be shortened so that no two of them look the same; None: they always do."""
     return next((h for h in HEADS if len({shortened(n, columns, h) for n in names}) == len(names)), None)
+
+
+def _apart(names: set[str], columns: int) -> dict[str, str] | None:
+    """Name → how it is shown where those that begin and end alike are to be kept apart: what is left of their middle is
+    the words in which they part. None: that is too little room."""
+    found = {name: shortened(name, columns) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name, text in found.items():
+        alike.setdefault(text, []).append(name)
+    for name, places in _parting([n for some in alike.values() if len(some) > 1 for n in some]).items():
+        if (words := _by_words(name, columns, places)) is None:
+            return None
+        found[name] = words
+    return found if len({*found.values()}) == len(found) else None
+
+
+def _parting(names: Sequence[str]) -> dict[str, list[int]]:
+    """Name → where it parts from others, one after another."""
+    found: dict[str, list[int]] = {name: [] for name in names}
+    groups = [[*names]]
+    while groups:
+        some = groups.pop()
+        first, last = min(some, default=""), max(some, default="")  # all begin as these do together
+        at = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        further: dict[str, list[str]] = {}
+        for name in some:
+            found[name].append(at)
+            further.setdefault(name[at : at + 1], []).append(name)
+        groups += [group for group in further.values() if len(group) > 1]
+    return found
+
+
+def _by_words(name: str, columns: int, places: Sequence[int]) -> str | None:
+    """A name as its beginning and the words at `places`, and as much behind the last as there is room for."""
+    words: list[tuple[int, int]] = []
+    most = int(columns * HEADS[0])
+    for at in [at for at in places if at >= most] or places[-1:]:
+        begin, end = max((m.end() for m in WORDS_END.finditer(name, 0, at)), default=0), len(name)
+        end = next((m.start() for m in WORDS_END.finditer(name, max(at, begin))), end)
+        if not words or end > words[-1][1]:
+            words.append((begin, end))
+    head = min(most, words[0][0])
+    room = columns - sum(end - begin + 1 for begin, end in words) - 1
+    if room < min(head, SHORTEST_HEAD):
+        return None
+    head = min(head, room)
+    begin, end = words[-1]
+    whole = begin, min(len(name), end + room - head)
+    text = name[:head] + "".join(f"…{name[slice(*word)]}" for word in [*words[:-1], whole])
+    return text + "…" * (whole[1] < len(name))
 
 
 def _style(text: str) -> str:

@@ -57,6 +57,7 @@ class Load:
         remotes: where addresses lead; the one whose scheme the source begins with fetches it.
         families: what knows the tensors of a model by its config.json, for a plan where there are no weights.
         model_types: those of config.json that the chosen model option is for; None: any.
+        called: the setting that says the source, as errors name it.
     """
 
     source: str = field(metadata=NEUTRAL)
@@ -66,6 +67,7 @@ class Load:
     remotes: tuple[Remote, ...] = field(default=(), metadata=NEUTRAL)
     families: tuple[Family, ...] = field(default=(), metadata=NEUTRAL)
     model_types: tuple[str, ...] | None = field(default=None, metadata=NEUTRAL)
+    called: str = field(default="model.source", metadata=NEUTRAL)
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers, and the small leaves that say what others mean; of a source without weights, which can only be
@@ -76,7 +78,7 @@ class Load:
             PlanError: the leaves do not fit the dialect, all problems at once; or the checkpoint is of another model
                 than the chosen one.
         """
-        with of_source(f"model.source={self.source!r:.300}"):
+        with of_source(f"{self.called}={self.source!r:.300}"):
             return self._run(ctx)
 
     def _run(self, ctx: Context) -> Checkpoint:
@@ -132,7 +134,7 @@ class Load:
         if container is None:
             kinds = [optional(c, ContainerHooks, "reads") or type(c).__name__ for c in self.containers]
             raise SourceError(
-                f"model.source={self.source!r}: is no checkpoint that can be read{self._inside(source)} "
+                f"{self.called}={self.source!r}: is no checkpoint that can be read{self._inside(source)} "
                 f"(what can: {'; '.join(kinds)})"
             )
         leaves = container.open(source)
@@ -146,7 +148,7 @@ class Load:
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
-            raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+            raise SourceError(f"{self.called}={self.source!r}: no dialect recognizes its tensors (tried: {names})")
         scales = binding.input_scales
         # A file that describes itself (GGUF) has its tokenizer inside; what else lies in its folder is of other models.
         beside_it = {} if leaves.config() and source != folder else self._carried(folder, set(leaves.paths))
@@ -196,14 +198,16 @@ class Load:
             path = placed(self.source)
             if not exists(path):
                 where = f"{nearby(path, _can_be_source)}{self._elsewhere()}"
-                raise SourceError(f"model.source={self.source!r}: no such file or folder{where}")
+                raise SourceError(f"{self.called}={self.source!r}: no such file or folder{where}")
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
         if remote is None and (page := HUB_PAGE.match(self.source)):
-            raise SourceError(f"model.source={self.source!r}: that is a page; its model is model.source=hf://{page[1]}")
+            raise SourceError(
+                f"{self.called}={self.source!r}: that is a page; its model is {self.called}=hf://{page[1]}"
+            )
         if remote is None:
             known = did_you_mean(scheme, [r.scheme for r in self.remotes])
-            raise SourceError(f"model.source={self.source!r}: nothing here fetches from {scheme}{known}")
+            raise SourceError(f"{self.called}={self.source!r}: nothing here fetches from {scheme}{known}")
         try:
             return remote.fetch(self.source, whole=ctx.fetch)
         except UnreachableError as why:
@@ -217,7 +221,7 @@ class Load:
         """Where something of such a name may be, if it is no path."""
         typed = self.source.lower()
         of_hub = OWNER_NAME.fullmatch(self.source) and not typed.startswith((".", "~")) and not typed.endswith(WEIGHTS)
-        return f"; the hub's is model.source=hf://{self.source}" if of_hub else ""
+        return f"; the hub's is {self.called}=hf://{self.source}" if of_hub else ""
 
     def _inside(self, source: Path) -> str:
         """Where a folder that is no checkpoint has some: a run has its export beside its records."""

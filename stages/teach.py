@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from pipeline.errors import SourceError
 from pipeline.stage import Context
 from pipeline.training import Teacher
 from stages.load import Load
@@ -23,7 +22,4 @@ class Teach:
         Raises:
             SourceError, PlanError: see `stages.load.Load.run`.
         """
-        try:
-            return Teacher(self.load.run(ctx))
-        except SourceError as why:
-            raise SourceError(str(why).replace("model.source=", "teacher=", 1)) from None
+        return Teacher(self.load.run(ctx))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of, say_absent
-from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean
+from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean, nearest
 from pipeline.files import placed, write_over
-from pipeline.records.query import CONDITION, is_condition, meant, ordered
+from pipeline.records.query import CONDITION, is_condition, meant, ordered, unmet
 from pipeline.records.registry import all_runs, find, found
 from pipeline.records.run import Run
 from pipeline.records.tags import said_of, say
@@ -36,7 +36,12 @@ def main(words: Sequence[str]) -> int:
     if not outputs.is_dir() and any(word.startswith("paths.outputs=") for word in words):
         raise ConfigError(f"paths.outputs={outputs}: there is no such folder")
     verb = rest[0] if rest and rest[0] in VERBS else ""
-    VERBS[verb](outputs, rest[1:] if verb else rest)
+    try:
+        VERBS[verb](outputs, rest[1:] if verb else rest)
+    except SourceError as why:
+        if not verb and (close := nearest(rest[0], filter(None, VERBS), 1)) and str(why).startswith(f"{rest[0]}: "):
+            raise SourceError(f"{why}; did you mean `runs {close[0]}`?") from None
+        raise
     return 0
 
 
@@ -56,7 +61,7 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
     say_absent(those)
     if asked.format == "table":
         if asked.words and not runs:
-            console.out("no run is so")
+            console.out("no run is so", *unmet(all_runs(outputs), those.conditions))
             return
         first = [CONDITION.sub(r"\1", word) for word in asked.words if is_condition(word)]
         first = [name for typed in [*([asked.sort] if asked.sort else []), *first] for name in meant(typed)]

@@ -17,7 +17,7 @@ from pipeline import redact
 from pipeline.config import families, kernels, synonyms, unread
 from pipeline.config.joined import joined, with_exports
 from pipeline.config.options import allowed_packages, keys, no_model, option_folders, options
-from pipeline.config.resolve import Resolver
+from pipeline.config.resolve import NO_NODE, Resolver
 from pipeline.config.spine import RunConfig, Spine
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.tracker import Tracker
@@ -198,6 +198,10 @@ def _as_typed(problem: Problem, aliases: Mapping[str, str], known: Collection[st
     for prefix, alias in aliases.items():
         if where.startswith(prefix):
             where = alias + where.removeprefix(prefix)
+    group, given = where.replace(".", "/"), message.removeprefix(NO_NODE).strip("'")
+    if message.startswith(NO_NODE) and (there := options(group)):
+        which = f"{group}={given}" if given in there else f"{group}=…{did_you_mean(given, there)}"
+        message += f"; an option of its group is chosen by {which}"
     return Problem(where, message)
 
 

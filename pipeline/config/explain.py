@@ -206,6 +206,9 @@ def _unknown_key(key: str, config: Any, below: list[str]) -> str:
             return f"{part!r} in {parent} {known}"
         if part not in node:
             groups = _groups() if not parent else []
+            if parent == "stages" and part in options("stages"):
+                with_it = f"'stages=[{','.join(names)}]' with {part} where it belongs runs it"
+                return f"{part!r} is none of this run's stages; {with_it}"
             near = _named(key, node) if not parent else ""
             near = near or did_you_mean(part, [*names, *groups])
             return f"there is no {part!r} in {parent or 'the config'}{near}{_elsewhere(key)}"

@@ -24,6 +24,8 @@ from pipeline.hooks import lacking, misspelt
 OWN_PACKAGES = ("stages", "plugins")
 # Plain data, which YAML may name although pipeline holds no plugins.
 OWN_CLASSES = ("pipeline.mesh.Mesh", "pipeline.rules.Rule")
+NO_NODE = "a node with `_target_` is expected, got "
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 _BAD = object()  # stands for a value whose problem has been noted
 
 
@@ -61,7 +63,7 @@ class Resolver:
 
     def _build(self, node: Any, where: str) -> Any:
         if not isinstance(node, Mapping) or "_target_" not in node:
-            return self.note(where, f"a node with `_target_` is expected, got {node!r}")
+            return self.note(where, f"{NO_NODE}{node!r}")
         cls = self._class(node["_target_"], f"{where}._target_")
         if cls is _BAD:
             return _BAD
@@ -168,7 +170,7 @@ class Resolver:
             return self._value(value, records[0], where)
         if str in inner and type(value) in (int, float) and not {int, float} & {*inner}:
             return str(value)  # a bare number on the command line arrives parsed
-        return self.note(where, f"{value!r} is none of {', '.join(map(_spoken, inner))}")
+        return self.note(where, f"{' or '.join(map(_spoken, args))} is expected, got {value!r}")
 
     def _plugin(self, node: Mapping[str, Any], hint: Any, where: str) -> Any:
         built = self._build(node, where)
@@ -197,20 +199,19 @@ class Resolver:
         if hint is Path and isinstance(value, str):
             return Path(value)
         if getattr(hint, "_is_protocol", False):
-            return self.note(where, f"a node with `_target_` is expected, got {value!r}")
+            return self.note(where, f"{NO_NODE}{value!r}")
         if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or type(value) is not bool):
             return value
         if dataclasses.is_dataclass(hint):
             names = ", ".join(f"{f.name}: …" for f in dataclasses.fields(hint) if f.init)
             return self.note(where, f"a mapping is expected, of {{{names}}}, got {value!r}")
-        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
-        return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
+        return self.note(where, f"{_spoken(hint)} is expected, got {value!r}")
 
 
 def _spoken(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(map(str, typing.get_args(hint)))
-    return getattr(hint, "__name__", str(hint))
+        return " or ".join(map(str, typing.get_args(hint)))
+    return str(KINDS.get(hint) or getattr(hint, "__name__", hint))
 
 
 def _top(cls: type) -> str:

@@ -23,7 +23,7 @@ import xxhash
 from pipeline.terminal import say
 
 NAME = ".index.sqlite"
-VERSION = 4  # of rows; an index of another one is made anew
+VERSION = 5  # of rows; an index of another one is made anew
 LEFT_S = 3600.0  # what a killed process left under another name goes after so long
 
 Table = Literal["records", "settings", "series", "measured"]

@@ -164,8 +164,23 @@ def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -
     if not runs:
         return Field("word", lambda run: None)
     known = [*FIELDS, *metrics]
-    near = {setting.rpartition(".")[2]: None for setting in settings if not setting.endswith("_")}
+    parts = name.count(".") + 1  # what is typed may be the end of a setting, and is held against ends as long
+    near = {".".join(setting.split(".")[-parts:]): None for setting in settings if not setting.endswith("_")}
     raise ConfigError(f"{word}: no run has a metric or a setting {name!r}{did_you_mean(name, [*known, *near])}")
+
+
+def unmet(runs: Sequence[Run], conditions: Sequence[str]) -> list[str]:
+    """Of the words that conditions ask for and none of the runs has, the ones that there are: a line for each."""
+    said = []
+    for word in conditions:
+        match = CONDITION.fullmatch(word)
+        if match is None or match[2] not in ("=", "==") or match[1] in SEVERAL or any(c in match[3] for c in "*?["):
+            continue
+        kind, value, *_ = _value(word, match[1], runs)
+        there = list(dict.fromkeys(str(v) for run in runs if (v := value(run)) not in (None, "")))
+        if kind == "word" and match[1] != "state" and not {match[3], *match[3].split(",")} & {*there}:
+            said.append(f"{word}: of no run{did_you_mean(match[3], there)}")
+    return said
 
 
 def _short(run: Run, key: str) -> list[Figure]:

@@ -126,10 +126,12 @@ class Found:
     """Attributes:
     runs: in the order of the words that named them.
     absent: of the sweeps that were named, jobs that are not there: sweep → job → why.
+    conditions: the words that were none's name.
     """
 
     runs: list[Run]
     absent: Mapping[str, Mapping[str, str]]
+    conditions: Sequence[str] = ()
 
     @property
     def said(self) -> list[str]:
@@ -186,7 +188,7 @@ def found(outputs: Path, words: Sequence[str]) -> Found:
             sweeps |= {
                 name: jobs for name in sorted(known.meant(word, match[3].strip())) if (jobs := known.absent(name))
             }
-    return Found(runs, sweeps)
+    return Found(runs, sweeps, conditions)
 
 
 def _at(word: str, outputs: Path) -> list[Run]:
@@ -209,6 +211,7 @@ def _called(known: Registry, word: str) -> tuple[list[Run], dict[str, Mapping[st
     runs = [run for run in known.runs if word in (run.name, run.folder.name)]
     sweeps = [] if runs and word not in known.sweeps else known.called(word)
     found = [run for name in sweeps for run in known.of_sweep(name)] + runs
+    word = word.replace("…", "*")  # as a table shows a name whose middle has no room
     found = found or [run for run in known.runs if fnmatchcase(run.name, word) or fnmatchcase(run.folder.name, word)]
     if not found and len(word) >= LEAST_ID:
         found = [run for run in known.runs if run.id.startswith(word)]

@@ -162,7 +162,8 @@ def plan_tables(plan: Any) -> list[Any]:
     read = sum(f.nbytes for f in plan.inputs)
     beside = f" and keeps at most {show_bytes(plan.kept_nbytes)} beside it" if plan.kept_nbytes else ""
     found.append(
-        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.written_nbytes)}{beside}, "
+        f"reads {show_bytes(read)} in {len(plan.inputs)} file{'s' * (len(plan.inputs) != 1)}, "
+        f"writes {show_bytes(plan.written_nbytes)}{beside}, "
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(plan, holders)}"
     )
     if plan.memory is not None:
@@ -215,7 +216,8 @@ def memory_lines(m: Any) -> list[str]:
     most = m.budget.total if m.model else m.budget.conversion
     return [
         f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
-        f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+        f"{show_bytes(m.base)} for the processes"
+        f"{f', {m.tasks} × {show_bytes(m.task)} for tasks' if m.task else ''}"
         f"{f', {show_bytes(m.model)} to run models' if m.model else ''}",
         f"dask.memory {m.budget.said}",
     ]

@@ -1,6 +1,7 @@
 """What is shown of a run: tables for the console, made of its record."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from pipeline.tensors.spec import group_of
 from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
 
+AS_NUMBER = re.compile(r"[+−-]?\d[\d,.]*(e[+-]?\d+)?×?( ?[KMGT]?i?B|%| %)?( ± [\d.,]+ ?%?)?\*?|–?")
 FEW = 4  # tensors whose outputs lose most
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 
@@ -160,9 +162,16 @@ def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
             if not any(columns) and all(str(row[-1]).startswith("/") for row in rows):
                 found += [f"{row[0]}: {unbroken(row[-1])}" for row in rows]
                 continue
-            numeric = [i for i in range(len(columns)) if all(isinstance(row[i], Figure) for row in rows)]
+            numeric = [i for i in range(len(columns)) if columns[i] and _are_numbers([row[i] for row in rows])]
             found.append(table(str(given["title"]), columns, rows, right=numeric))
     return found
+
+
+def _are_numbers(given: Sequence[Any]) -> bool:
+    """Whether a column has figures, or what reads as one: `3.54`, `0.1 ± 5%`, `21*`, `90.6 MiB`, `–` where there is
+    none."""
+    said = [c for c in given if isinstance(c, Figure) or c not in ("", "–")]
+    return bool(said) and all(isinstance(c, Figure) or AS_NUMBER.fullmatch(str(c)) for c in said)
 
 
 def _result_table(name: str, value: Any) -> Any:

@@ -62,6 +62,17 @@ class Earlier:
 def reasons(plan: Plan, outputs: Path, results: Results) -> list[Reason]:
     """What of every stage is done already and where, or to do and why; nothing of the data is read."""
     earlier = list(_history(outputs, plan.context.run_dir, results.folder))
+    apart: dict[Path, int] = {}  # how far a run is from this one, all in all: of stages as near, the nearest run's
+    for where in dict.fromkeys(e.where for e in earlier):
+        theirs = [e for e in earlier if e.where == where]
+        apart[where] = sum(
+            min(
+                (len(_new(e, key)) for e in theirs if e.parts.get("stage") == key.parts["stage"]),
+                default=len(key.parts),
+            )
+            for key in plan.keys.values()
+        )
+    earlier.sort(key=lambda e: apart[e.where])
     return [_reason(name, key, plan, results, earlier) for name, key in plan.keys.items()]
 
 

@@ -1,5 +1,6 @@
 """LoRA: what is trained is added to weights that stay as they are, packed ones packed (QLoRA)."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from pipeline.adapters import AdapterFormat, Layer, MergedStore, scale_of
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import PlanError, Problem, did_you_mean, some
 from pipeline.mesh import Layout, Parameter
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
@@ -80,7 +81,7 @@ class Lora:
             where = "targets" if pattern in self.targets else "ranks"
             found = [n for n in names if fnmatchcase(n, pattern)]
             if not found and pattern not in Lora.targets:
-                yield Problem(where, f"{pattern!r} matches no parameter{did_you_mean(pattern, matrices)}")
+                yield Problem(where, f"{pattern!r} matches no parameter{_hint(pattern, matrices)}")
             if where == "targets":
                 for name in found:
                     if name not in matrices:
@@ -89,7 +90,7 @@ class Lora:
                         )
         if self.format is not None:
             yield from self.format.problems(p.names for p in self._chosen(parameters))
-        if not self._chosen(parameters):
+        if not self._chosen(parameters) and {*self.targets} <= {*Lora.targets}:  # or else it is said already
             yield Problem("targets", f"match no weight{did_you_mean(self.targets[0], matrices)}")
 
     def uncut(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
@@ -236,6 +237,15 @@ def stem(parameter: Parameter) -> str:
 def _plain(value: Any, packing: Packing) -> Any:
     """float32."""
     return packing.method.decode(value, "F32") if isinstance(value, QTensor) else value.astype(np.float32)
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    """What to write for a pattern that matches none of `names`: other programs take the end of a name, or a part."""
+    whole = {n: re.search(rf"\.{re.escape(pattern)}(\.|$)", n) for n in names}
+    meant = dict.fromkeys(f"*{name[part.start() :]}" for name, part in whole.items() if part)
+    if not meant:
+        return did_you_mean(pattern, names)
+    return f"; patterns are of whole names: {some(list(map(repr, meant)))} {'match' if len(meant) > 1 else 'matches'}"
 
 
 def _is_matrix(p: Parameter) -> bool:

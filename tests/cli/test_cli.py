@@ -87,6 +87,7 @@ TYPOS = [
     ([MODEL, "quant=null"], ["quant=null: null is no name of an option of quant"]),
     (["model=gpt_os"], ["model=gpt_os", "did you mean 'gpt_oss'"]),
     (["model.source=nowhere"], ["model.source='nowhere': no such file or folder"]),
+    (["flow=verify", "a=nowhere", "b=neither"], ["a='nowhere': no such file", "b='neither': no such file"]),
     ([], ["model.source=DIR", "model=NAME", "gpt_oss"]),
     (["model.rules=[]"], ["model.rules=[]: no model chosen", "gpt_oss"]),
     ([MODEL, "export.container.stem=x"], ["'export.container' is null, so it has no fields"]),

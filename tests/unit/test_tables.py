@@ -56,6 +56,20 @@ def test_names_lose_their_middle_and_stay_different() -> None:
     assert shortened("abc", 3) == "abc"
 
 
+def test_names_that_begin_and_end_alike_keep_what_tells_them_apart_and_leave_room_for_the_rest() -> None:
+    given = [(q, n) for q in ("int4", "int8", "mxfp4") for n in (256, 512)]
+    names = [
+        f"llama-model.source=my-llama-flow=evaluate-{q}-texts=_my-text.txt~1f272a-windows.tokens={n}" for q, n in given
+    ]
+    rows = [(n, "complete", "97.502", "0.0035") for n in names]
+    lines = drawn(table("Runs", ("name", "state", "perplexity", "KL"), rows, right=(2, 3), drop=("KL",)), 66)
+    assert lines[0] == "Runs"  # no column is gone
+    shown = [line.split("│")[1].strip() for line in lines if "complete" in line]
+    assert len({*shown}) == len(names)
+    assert all(name.startswith(s.partition("…")[0]) for name, s in zip(names, shown, strict=True))
+    assert max(map(len, lines)) <= 66
+
+
 def test_names_in_the_lines_of_a_cell_lose_their_middle_too() -> None:
     names = [f"model.layers.*.self_attn.{n}_proj.weight" for n in "qk"]
     rows = [("the same values in another encoding", "211", "\n".join([*names, "and 6 more of them"]))]

@@ -94,7 +94,7 @@ def ended(number: str, name: str, report: Report) -> str:
     found = _figures(report)
     shown = [f"{found[BITS]} bits a weight", str(found["size"])]
     shown += [f"{name} {value}" for name, value in _found(report).items() if isinstance(value, Figure)]
-    shown += ["complete before" if report.reused else str(found[AFTER])]
+    shown += ["complete before" if report.reused else f"{AFTER} {found[AFTER]}"]
     return f"[{number}] {name}: {', '.join(shown)}: {report.run}"
 
 

@@ -74,9 +74,11 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
     grounds = _grounds(manifest, parts)
     quantized = [lost.count, f"{lost.sq_signal:.6g}"]  # sums of other chunks differ in their last digits
     grounds |= {name: {"quantized tensors": quantized} for name in error_figures(lost)}
+    taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
     if timed:
         metrics |= times(run, manifest)
-    taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
+        if taken == [0, []] and _beside_others(manifest):
+            metrics.pop(WHOLE, None)
     grounds[WHOLE] = {"work taken over from earlier runs": taken}
     grounds["size"] = {"number of weights": manifest.get("nbytes_bf16")}
     errors = {
@@ -121,6 +123,13 @@ def times(run: Run, manifest: Mapping[str, Any]) -> dict[str, Figure]:
         for name, taken in (whole | stages).items()
         if isinstance(taken, int | float)
     }
+
+
+def _beside_others(manifest: Mapping[str, Any]) -> bool:
+    """Whether other jobs of a sweep had their turns meanwhile: how long it took is then since the sweep began, which
+    says in what order they were done, and a plan's time is not held against that."""
+    predicted = [row.get("what") for row in manifest.get("predicted") or () if isinstance(row, Mapping)]
+    return bool(predicted) and "time" not in predicted
 
 
 def is_time_of_stage(name: str) -> bool:

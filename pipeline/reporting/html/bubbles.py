@@ -76,8 +76,8 @@ class Measure:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        found = self.unit.ticks(5)
         bytes_ = self.given[0].unit == "B"
+        found = self.unit.ticks(5, "B" if bytes_ else "")
         return [(self.unit(v), show_bytes(v) if bytes_ else label(v, found)) for v in found]
 
     @property

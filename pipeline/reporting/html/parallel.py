@@ -61,8 +61,8 @@ class _Places:
     def ticks(self) -> list[tuple[float, str]]:
         if not isinstance(self.at, Scale):
             return [(at, text) for text, at in self.at.items()]
-        found = self.at.ticks(4)
         bytes_ = any(v is not None and v.unit == "B" for v in self.axis.values)
+        found = self.at.ticks(4, "B" if bytes_ else "")
         return [(self.at(v), show_bytes(v) if bytes_ else label(v, found)) for v in found]
 
 

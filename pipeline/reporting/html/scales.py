@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.figures import Figure
 from pipeline.reporting.plots import MAGNITUDES
@@ -31,8 +31,10 @@ class Scale:
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
-    def ticks(self, most: int = 5) -> list[float]:
-        """Round values within it, at most so many or a few more."""
+    def ticks(self, most: int = 5, unit: str = "") -> list[float]:
+        """Round values within it, at most so many or a few more; bytes are round in the unit that they are shown in."""
+        if (each := unit_of(unit, (self.high,))[1]) != 1:
+            return [v * each for v in replace(self, low=self.low / each, high=self.high / each).ticks(most)]
         if self.log and self.high / self.low >= 10:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             every = max(1, -(-(last - first + 1) // most))

@@ -95,7 +95,7 @@ def _strip(
     x = scale(ends, left + 10, right - told, log=None if min(ends) > 0 else False, pad=0.08)
     bottom = top + 10 + LANE * lanes
     parts = [line(left, bottom, right - told + 6, bottom, "a")]
-    ticks = x.ticks(4 if right > NARROW else 3)
+    ticks = x.ticks(4 if right > NARROW else 3, unit)
     for value in ticks:
         parts += [line(x(value), bottom, x(value), bottom + 4, "a"),
                   words(x(value), bottom + 16, _tick(value, ticks, unit), "t", "middle")]  # fmt: skip

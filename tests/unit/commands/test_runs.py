@@ -148,6 +148,24 @@ def test_runs_at_work_stay(outputs: Path) -> None:
     assert (outputs / "gpt_oss-mxfp4-seed=0" / "manifest.json").exists()
 
 
+def test_a_name_as_a_table_shows_it_is_a_name(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "gpt…seed=2"]) == 0
+    assert "gpt_oss-int4-seed=2" in capsys.readouterr().out
+
+
+def test_where_no_run_is_so_it_says_what_there_is(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["quant=int5"])
+    said = capsys.readouterr().out
+    assert said.startswith("no run is so\nquant=int5: of no run; did you mean 'int")
+    main(["quant=int4,int5", "kl<0"])
+    assert capsys.readouterr().out == "no run is so\n"
+
+
+def test_a_verb_that_is_nearly_one(outputs: Path) -> None:
+    with pytest.raises(SourceError, match="did you mean `runs show`"):
+        main(["shw", "gpt_oss-int4-seed=2"])
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -5,10 +5,12 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.api import compose_run
 from pipeline.config import explain as explaining
 from pipeline.config.explain import explain, mistakes
 from pipeline.config.options import CONF
 from pipeline.config.resolvers import register
+from pipeline.errors import PlanError
 
 KEPT = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
 
@@ -79,3 +81,18 @@ def test_two_mistakes_are_both_said() -> None:
     assert [line.partition(":")[0] for line in explained(*MANY, "quant.blok=3", "bits=5").splitlines()] == [
         "quant.blok=3", "bits=5",
     ]  # fmt: skip
+
+
+def test_a_setting_of_a_stage_that_is_not_run_says_so() -> None:
+    typed = ["+model=gpt_oss", "flow=convert", "stages.evaluate.texts=[a.txt]"]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
+        compose_run(typed)
+    said = str(explain(caught.value, typed))
+    assert "'evaluate' is none of this run's stages; 'stages=[load,decode," in said
+    assert "did you mean" not in said
+
+
+@pytest.mark.parametrize(("given", "says"), [("muon", "by train/optimizer=muon"), ("mun", "did you mean 'muon'")])
+def test_an_option_that_is_typed_as_a_value(given: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        compose_run(["+model=gpt_oss", "flow=finetune", "data.files=[a.txt]", f"train.optimizer={given}"])

@@ -94,7 +94,7 @@ def test_what_devices_have_different_rows_cannot_share() -> None:
     [
         {"mesh.axes.tensor=true": "a whole number is expected", "mesh.axes.fsdp=2.5": "a whole number is expected",
          "mesh.stored.fsdp=mlp": "a list is expected", "mesh.replicated_most=some": "a number is expected"},
-        {"mesh.rules.mlp={a: b}": "is none of"},
+        {"mesh.rules.mlp={a: b}": "is expected, got {"},
         {"mesh.replicated_most=2": "a share is needed"},
     ],
 )  # fmt: skip

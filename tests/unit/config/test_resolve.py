@@ -171,7 +171,7 @@ def test_values(key: str, given: Any, value: Any) -> None:
         ("table", {"a": "x"}, "here.table.a: a number is expected, got 'x'"),
         ("table", 3, "here.table: a mapping is expected, got 3"),
         ("choice", "c", r"here.choice: 'c' is not a choice.*\(allowed: a, b, 3\)"),
-        ("mixed", 1.5, "here.mixed: 1.5 is none of int, str"),
+        ("mixed", 1.5, "here.mixed: a whole number or text is expected, got 1.5"),
         ("pair", {"lef": 1}, r"here.pair.lef: Pair has no field 'lef'; did you mean 'left'"),
         ("pairs", [{"left": 1}, {}], r"here.pairs\[1\].left: is required by Pair and not set"),
         ("voice", node("Stone"), "here.voice: Stone is not a Speaks: it lacks speak, volume"),

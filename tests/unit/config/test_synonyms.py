@@ -49,7 +49,7 @@ def test_an_option_of_another_program_is_told_the_nearest() -> None:
 
 
 def test_every_word_leads_somewhere() -> None:
-    tree: Any = compose_run([*BASE, "stages=[load,evaluate,generate,quantize,export,train]"]).tree
+    tree: Any = compose_run([*BASE, "stages=[load,evaluate,generate,quantize,export,train]", "train=lora"]).tree
     for ours in {*synonyms.WORDS.values()} - {"quant"}:
         node = tree
         for part in ours.split("."):
@@ -59,3 +59,24 @@ def test_every_word_leads_somewhere() -> None:
         told = {re.split(r"[,; ]| or ", said)[0] for said in words.values()} - {"the"}  # the verb chat
         assert told <= {*options(group)}
         assert not {*words} & {*options(group)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("train.updates=5", "train.steps=5"), ("train.lr=1e-4", "train.optimizer.rate=1e-4"),
+        ("train.max_length=64", "data.length=64"), ("train.transform.r=8", "train.transform.rank=8"),
+        ("train.per_device_train_batch_size=4", "train.micro=4"), ("train.weight_decay=0", "train.optimizer.decay=0"),
+        ("train.max_grad_norm=1", "train.optimizer.clip=1"), ("train.eval_steps=9", "train.look.every=9"),
+        ("train.save_steps=9", "train.save.every=9"), ("train.transform.lora_alpha=16", "train.transform.alpha=16"),
+        ("train.transform.lora_dropout=0.1", "train.transform.dropout=0.1"),
+        ("train.transform.target_modules=[*q_proj.weight]", "train.transform.targets=[*q_proj.weight]"),
+    ],
+)  # fmt: skip
+@pytest.mark.brief(4)
+def test_a_word_of_another_trainer_is_told_the_override_to_type(typed: str, ours: str) -> None:
+    base = ["+model=gpt_oss", "flow=finetune", "data.files=[a.txt]", "train=lora"]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
+        compose_run([*base, typed])
+    assert str(explain(caught.value, [*base, typed])).endswith(f"here; say {ours}")
+    compose_run([*base, ours])

@@ -8,7 +8,7 @@ import pytest
 import pipeline
 from pipeline.reporting import console
 from pipeline.reporting.manifest import Report
-from pipeline.reporting.tables import tables
+from pipeline.reporting.tables import _tables_of, tables
 
 
 def test_layers_of_another_scheme_have_a_row_of_their_own(
@@ -35,3 +35,15 @@ def test_layers_of_another_scheme_have_a_row_of_their_own(
 
 def vars_of(report: Report) -> dict[str, Any]:
     return {name: getattr(report, name) for name in Report.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["0.06", "55.58 ± 5%", "21*", "90.6 MiB", "–"], True), (["1,120", "2%", "1e-05"], True),
+        (["right", "1"], False), (["–", ""], False), (["int8", "int4"], False), (["4.9 MiB (cpu)"], False),
+    ],
+)  # fmt: skip
+def test_columns_of_a_stages_table_that_read_as_numbers_are_flush_right(cells: list[str], numbers: bool) -> None:
+    [grid] = _tables_of({"tables": [{"title": "T", "columns": ["case", "x"], "rows": [["a", c] for c in cells]}]})
+    assert grid.right == ({1} if numbers else set())

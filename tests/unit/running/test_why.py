@@ -157,3 +157,13 @@ def test_the_nearest_is_compared_with(before: Before) -> None:
     found = before.ask("quant.scale_rule=even", "quant.ties=away")["quantize"]
     assert found.against == str(before.outputs / "even")
     assert [str(d) for d in found.new] == ["field method.ties: None → away"]
+
+
+def test_stages_that_are_as_near_to_several_runs_are_held_against_the_one_that_is_nearest_as_a_whole(
+    before: Before,
+) -> None:
+    plan = plan_run(before.config("quant=nvfp4", "export=auto", "seed=3"), before.outputs / "far", fetch=False)
+    (before.outputs / "far").mkdir()  # the newest, and its export differs from what is asked in its input alone, too
+    write_json(before.outputs / "far/run.json", asdict(describe(plan, plan.keys, lambda file: None)))
+    found = before.ask("quant.scale_rule=even")
+    assert {r.against for r in found.values() if r.new} == {str(before.outputs / "then")}

@@ -165,6 +165,8 @@ def test_what_is_wrong_is_said_at_once() -> None:
     assert problems[0].startswith("targets: '*q_prj.weight' matches no parameter (allowed: model.layers.")
     assert problems[1].startswith("model.embed_tokens.weight: is in targets")
     assert problems[2].startswith("ranks: '*x_proj*' matches no parameter")
+    [short] = map(str, Lora(targets=("q_proj",)).problems(parameters_of("llama"), {}))  # as PEFT takes it
+    assert short == "targets: 'q_proj' matches no parameter; patterns are of whole names: '*.q_proj.weight' matches"
     with pytest.raises(PlanError) as caught:
         Lora(rank=0, alpha=0, dropout=1.0, targets=())
     assert len(str(caught.value).splitlines()) == 4

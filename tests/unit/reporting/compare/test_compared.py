@@ -175,6 +175,19 @@ def test_times_are_no_regression_without_repeats_and_only_of_the_same_work(make:
     assert found.changes[2]["load seconds"].verdict == "same"
 
 
+def test_how_long_jobs_of_a_sweep_took_since_it_began_is_not_compared(make: Make) -> None:
+    """It says in what order they were done; what stages took is theirs."""
+    a, b, alone = make("a", 0), make("b", 1), make("alone", 2)
+    memory, time = ({"what": w, "unit": "s", "planned": 1, "measured": 1} for w in ("memory", "time"))
+    for folder, rows in ((a, [memory]), (b, [memory]), (alone, [memory, time])):
+        said = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(said | {"predicted": rows}))
+    assert "seconds" not in pair(a, b).changes[1]
+    assert pair(a, b).changes[1]["load seconds"].verdict == "same"
+    assert pair(alone, a).changes[1]["seconds"].verdict == "missing"
+    assert "seconds" in pair(alone, make("other", 3)).changes[1]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

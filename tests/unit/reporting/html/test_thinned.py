@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.reporting.html.scales import label, scale
 from pipeline.reporting.html.thinned import Thinned
+from pipeline.units import show_bytes
 
 
 def given(values: list[float], most: int = 8) -> Thinned:
@@ -56,3 +57,12 @@ def test_axes_hold_what_they_are_of(values: list[float]) -> None:
     assert 1 <= len(ticks) <= 14
     assert len({label(t, ticks) for t in ticks}) == len(ticks)
     assert all(-1e-6 <= axis(t) <= 100 + 1e-6 for t in ticks)
+
+
+@pytest.mark.parametrize(("low", "high"), [(100 << 20, 170 << 20), (5 << 20, 500 << 20), (3 << 10, 90 << 10)])
+@pytest.mark.parametrize("log", [True, False])
+def test_ticks_of_bytes_are_round_in_the_unit_that_they_are_shown_in(low: int, high: int, log: bool) -> None:
+    axis = scale([low, high], 0, 100, log=log)
+    shown = [show_bytes(tick) for tick in axis.ticks(4, "B")]
+    assert len(shown) >= 2
+    assert all(text.partition(" ")[0].endswith((".0", ".5")) for text in shown if text != "0 B"), shown
