@@ -38,9 +38,10 @@ def main(words: Sequence[str]) -> int:
     if not asked.words:
         raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")
     if len(runs) < 2 and not asked.baseline:
+        named = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(
-            f"compare {' '.join(asked.words)}: {f'is {runs[0].name} alone' if runs else 'is no run'}; two at least are "
-            "expected. Conditions hold together; of several words either does: quant=mxfp4,int8"
+            f"compare {' '.join(asked.words)} names {named}; two at least are expected. Conditions hold "
+            "together; of several words either does: quant=mxfp4,int8"
         )
     base = None if asked.baseline is None else find(outputs, [asked.baseline])
     beside = compared(*place_of_baseline(runs, base))

@@ -296,7 +296,7 @@ def test_the_exit_code_says_that_it_got_worse(make: Make, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ([], "which runs"), (["a"], "is a alone; two at least are expected"), (["a", "nope"], "nope"),
+        ([], "which runs"), (["a"], "compare a names a alone; two at least are expected"), (["a", "nope"], "nope"),
         (["a", "b", "--format", "jsn"], "json"),
         (["a", "b", "--fail"], "no such option; did you mean '--fail-if'"), (["a", "b", "--baseline", "nope"], "nope"),
         (["a", "b", "--pareto", "KL"], "2 or 3 metrics"), (["a", "b", "--pareto", "KL,KL"], "stands there twice"),
