@@ -40,11 +40,18 @@ class Energy:
     def __exit__(self, *_: object) -> None:
         if not self._begun and not self._devices:
             return
-        micro = 0
-        for zone, before in self._begun.items():
-            took = _number(zone / "energy_uj") - before
-            micro += took if took >= 0 else took + _number(zone / "max_energy_range_uj")  # it began anew
-        milli = sum(now - self._devices[i] for i, now in _devices().items())
+        micro, now = 0, _devices()
+        if now.keys() != self._devices.keys():  # the sum would be of some of them
+            self.why = f"NVML knew of devices {[*self._devices]} at first, and of {[*now]} in the end"
+            return
+        try:
+            for zone, before in self._begun.items():
+                took = _number(zone / "energy_uj") - before
+                micro += took if took >= 0 else took + _number(zone / "max_energy_range_uj")  # it began anew
+        except OSError as why:
+            self.why = f"{why.filename}: {why.strerror}"
+            return
+        milli = sum(now[i] - before for i, before in self._devices.items())
         self.joules = micro / 1e6 + milli / 1e3
 
 

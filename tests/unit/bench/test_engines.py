@@ -148,6 +148,19 @@ def test_energy_of_all_processors_and_counters_that_begin_anew(tmp_path: Path, m
     assert "no processor's energy" in seen.why
 
 
+def test_energy_of_some_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device, or a processor, that says nothing in the end."""
+    told = [{0: 5, 1: 7}, {0: 9}, {}, {}]
+    monkeypatch.setattr(energy, "_devices", lambda: told.pop(0))
+    with energy.Energy(powercap(tmp_path, 1_000_000)) as seen:
+        pass
+    assert (seen.joules, seen.why) == (None, "NVML knew of devices [0, 1] at first, and of [0] in the end")
+    with energy.Energy(powercap(tmp_path, 1_000_000)) as seen:
+        (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    assert seen.joules is None
+    assert "energy_uj: No such file" in seen.why
+
+
 def test_rounds_are_in_turn(first: tuple[Path, Any]) -> None:
     lines = (Path(first[1].run) / turns.NOTES).read_text().splitlines()
     noted = [(n["what"], n["round"]) for n in map(json.loads, lines) if "decode" in n["found"]]
