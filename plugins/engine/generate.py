@@ -186,7 +186,7 @@ def generate(
     if tracing.active:
         tracing.done("prefill", "execute", start, prompts=len(prompts), tokens=sum(lengths) - begun)
     start = looked = time.perf_counter()
-    pace = Pace(runtime.most_steps)
+    pace = Pace(runtime.most_steps, runtime.paces.get(batch, 1))
     pending: deque[tuple[int, Any]] = deque()
     while True:
         # While tokens are looked at here, the next steps run on the device, or wait there for their turn.
@@ -210,6 +210,7 @@ def generate(
             looked = tracing.clock()
         pace.took(count)
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
+    runtime.paces[batch] = pace.steps
     if kept is not None:
         kept.put(cache, [*prompts[0], *rows[0].tokens[:-1][:steps]])  # what comes last is not in it if it ended all
     timings = Timings(

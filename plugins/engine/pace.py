@@ -14,8 +14,9 @@ class Pace:
         steps: of the next program.
     """
 
-    def __init__(self, most: int):
-        self.steps, self._most, self._since = 1, most, time.perf_counter()
+    def __init__(self, most: int, first: int = 1):
+        """`first`: what was right for such programs before."""
+        self.steps, self._most, self._since = min(first, most), most, time.perf_counter()
 
     def took(self, count: int) -> None:
         """A program of `count` steps has just ended, and so had the one before it when it began."""

@@ -49,6 +49,7 @@ class Runtime:
         eager: whether programs run op by op, uncompiled.
         load_s, compile_s: seconds spent loading, and compiling so far.
         compiled: keys of the programs compiled so far, in order.
+        paces: steps that a program of decoding last made, by its rows.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Runtime:
         self._model: Callable[[Any], Decoder] = lambda leaves: nnx.merge(graphdef, jax.tree.unflatten(tree, leaves))
         self._programs: dict[Hashable, Any] = {}
         self.compile_s = 0.0
+        self.paces: dict[int, int] = {}
         self.hidden = model.norm.weight.spec.shape[0]
 
     @property

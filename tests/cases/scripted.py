@@ -26,6 +26,7 @@ class Scripted:
         self.config = {"model_type": "gpt_oss"} | ({} if room is None else {"max_position_embeddings": room})
         self.read: list[list[int]] = []
         self.counts: list[int] = []
+        self.paces: dict[int, int] = {}
         self._left: list[int] = []
         self._begins = True
 

@@ -129,6 +129,7 @@ def test_several_steps_in_a_program_are_the_same(
     monkeypatch.setattr(Runtime, "steps", counted)
     monkeypatch.setattr(engine_pace, "AT_ONCE_S", 0.0)
     options = {**WARM, "max_tokens": 24}
+    model.runtime.paces.clear()
     alone, _ = generate(model.runtime, prompts, Sampling(**options), tokenizer=model.tokenizer)
     assert made == [1] * 23
     made.clear()
@@ -141,6 +142,10 @@ def test_several_steps_in_a_program_are_the_same(
     assert several == alone
     assert (max(made), sum(made), timings.steps) == (sizes.MOST_STEPS, 23, 23)
     assert len(pieces) > 24  # each token is told by itself
+    assert made[0] == 1
+    made.clear()
+    assert generate(model.runtime, prompts, Sampling(**options), tokenizer=model.tokenizer)[0] == alone
+    assert made[0] == sizes.MOST_STEPS  # as was right before
     said = alone[0].tokens
     at = next(at for at in range(9, 16) if said[at] not in said[:at])  # in the middle of a program
     [first, *_], _ = generate(model.runtime, prompts, Sampling(**options), ends={said[at]})
