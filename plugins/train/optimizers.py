@@ -260,9 +260,13 @@ def factors(optimizer: Optimizer, names: Any) -> dict[str, float]:
     """Parameter → factor on its rate.
 
     Raises:
-        PlanError: a group that no parameter is in.
+        PlanError: a group that no parameter is in; a pattern of `undecayed` or `adam` that matches none and is none of
+            the usual ones, which are for models that have such.
     """
-    if problems := list(unused("groups", optimizer.groups, list(names))):
+    given = {"groups": [*optimizer.groups]}
+    for where, usual in (("undecayed", UNDECAYED), ("adam", NO_MATRICES)):  # fields of ours; others' may lack them
+        given[where] = [pattern for pattern in getattr(optimizer, where, ()) if pattern not in usual]
+    if problems := [p for where, patterns in given.items() for p in unused(where, patterns, list(names))]:
         raise PlanError(problems)
     groups = optimizer.groups.items()
     return {n: next((factor for pattern, factor in groups if fnmatchcase(n, pattern)), 1.0) for n in names}

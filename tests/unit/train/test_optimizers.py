@@ -79,6 +79,16 @@ def test_groups_have_rates_of_their_own() -> None:
         factors(AdamW(groups={"lm_heat.weight": 0.1}), SHAPES)
 
 
+def test_patterns_are_for_some_parameter() -> None:
+    """Those that are usual need not be: not all models have biases."""
+    given = Muon(undecayed=("*sinks", "*bias", "lm_heat.weight"), adam=("*bias", "lm_head.weight", "emb*"))
+    with pytest.raises(PlanError) as why:
+        factors(given, SHAPES)
+    assert [p.where for p in why.value.problems] == ["undecayed.lm_heat.weight", "adam.emb*"]
+    assert "did you mean 'lm_head.weight'" in why.value.problems[0].message
+    factors(Muon(undecayed=("*bias",), adam=("lm_head.weight",)), SHAPES)
+
+
 def test_numbers_that_cannot_be_are_said_at_once() -> None:
     with pytest.raises(PlanError) as why:
         AdamW(rate=-1.0, b1=1.0, clip=0.0, groups={"*": -2.0})
