@@ -330,7 +330,7 @@ def test_jobs_that_are_gone_are_named_by_every_verb(outputs: Path, capsys: pytes
     main(["rm", "*seed=1", "--yes"])
     report(["swept"])
     assert "gone: gpt_oss-int8-seed=1" in (outputs / "gpt_oss-mxfp4-seed=0" / "report.html").read_text()
-    with pytest.raises(ConfigError, match="is gpt_oss-mxfp4-seed=0 alone"):
+    with pytest.raises(ConfigError, match="names gpt_oss-mxfp4-seed=0 alone"):
         compare(["swept"])
 
 
