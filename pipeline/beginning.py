@@ -12,6 +12,10 @@ from pipeline import huge_pages
 def begin(words: Sequence[str]) -> None:
     """Returns in this process if `words` are for Hydra; does what they ask for, and ends, if they are about runs."""
     huge_pages.begin_anew(words)
+    if huge_pages.converts(words):
+        from pipeline import arenas
+
+        arenas.one_for_all()
     gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
     from pipeline import importing
 

@@ -30,7 +30,7 @@ SINCE: Final = (2, 35)  # of glibc
 CONVERSIONS: Final = ("convert", "flow=convert")
 # Settings, and options, with any of which a conversion still runs no model.
 WITHOUT_MODEL: Final = (
-    "convert", "flow", "model", "quant", "export", "paths", "digest_inputs", "progress", "stages.quantize",
+    "convert", "flow", "model", "quant", "export", "paths", "dask", "digest_inputs", "progress", "stages.quantize",
     "--to", "--quant", "--dtype", "--out",
 )  # fmt: skip
 SEARCHES: Final = "auto"  # of `quant`: it asks a model
@@ -58,7 +58,12 @@ def runs(words: Sequence[str]) -> bool:
     """Whether something is computed, as far as can be told before anything is imported."""
     if not words or words[0] in WITHOUT or words[0].startswith("new-") or {*QUESTIONS} & {*words}:
         return False
-    return not ({*CONVERSIONS} & {*words} and all(map(_of_conversions, words)))
+    return not converts(words)
+
+
+def converts(words: Sequence[str]) -> bool:
+    """Whether weights are converted, and no model is run."""
+    return bool({*CONVERSIONS} & {*words}) and all(map(_of_conversions, words))
 
 
 def _of_conversions(word: str) -> bool:

@@ -208,9 +208,9 @@ def generate(
         if tracing.active:
             tracing.done("decode", "execute", looked, steps=count, rows=len(prompts))
             looked = tracing.clock()
+        runtime.paces[batch] = pace.steps  # without what the last one took, which may have ended before its steps
         pace.took(count)
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
-    runtime.paces[batch] = pace.steps
     if kept is not None:
         kept.put(cache, [*prompts[0], *rows[0].tokens[:-1][:steps]])  # what comes last is not in it if it ended all
     timings = Timings(

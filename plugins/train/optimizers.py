@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.hooks import hooks_of
+from pipeline.hooks import hooks_of, optional
 from plugins.train.schedules import Schedule
 
 UNDECAYED = ("*norm.weight", "*bias", "*sinks")
@@ -58,6 +58,9 @@ class OptimizerHooks:
 
     kept: Callable[[Mapping[str, tuple[int, ...]]], int] | None = None
     """Of parameters' shapes by name, how many numbers it keeps of all of them together; None: two of each."""
+
+    unmatched: Callable[[Collection[str]], Iterable[Problem]] | None = None
+    """Of the names of all parameters that are trained: its patterns that are for none of them; None: it has none."""
 
 
 EPS = (1e-30, 1e3)  # less is 0 in fp32 beside the root of what is 0 too; more is no Adam: updates no larger than 1e-3
@@ -110,6 +113,10 @@ class Common:
     def kept(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """See `OptimizerHooks`."""
         return self.moments * sum(map(prod, shapes.values()))
+
+    def unmatched(self, names: Collection[str]) -> Iterator[Problem]:
+        """See `OptimizerHooks`. The usual patterns are for models that have such."""
+        yield from unused("undecayed", (p for p in self.undecayed if p not in UNDECAYED), names)
 
     def decays(self, parameters: Mapping[str, Any]) -> dict[str, bool]:
         """Parameter → whether it decays."""
@@ -199,6 +206,11 @@ class Muon(Common):
         """See `OptimizerHooks`."""
         return sum(prod(s) * (1 if self.is_matrix(name, len(s)) else 2) for name, s in shapes.items())
 
+    def unmatched(self, names: Collection[str]) -> Iterator[Problem]:
+        """See `OptimizerHooks`."""
+        yield from super().unmatched(names)
+        yield from unused("adam", (p for p in self.adam if p not in NO_MATRICES), names)
+
     def is_matrix(self, name: str, dims: int) -> bool:
         """Whether Muon is for a parameter of so many dimensions."""
         return dims in (2, 3) and not matches(name, self.adam)
@@ -260,13 +272,12 @@ def factors(optimizer: Optimizer, names: Any) -> dict[str, float]:
     """Parameter → factor on its rate.
 
     Raises:
-        PlanError: a group that no parameter is in; a pattern of `undecayed` or `adam` that matches none and is none of
-            the usual ones, which are for models that have such.
+        PlanError: a group that no parameter is in; what `OptimizerHooks.unmatched` says.
     """
-    given = {"groups": [*optimizer.groups]}
-    for where, usual in (("undecayed", UNDECAYED), ("adam", NO_MATRICES)):  # fields of ours; others' may lack them
-        given[where] = [pattern for pattern in getattr(optimizer, where, ()) if pattern not in usual]
-    if problems := [p for where, patterns in given.items() for p in unused(where, patterns, list(names))]:
+    problems = list(unused("groups", optimizer.groups, list(names)))
+    if (unmatched := optional(optimizer, OptimizerHooks, "unmatched")) is not None:
+        problems += unmatched(list(names))
+    if problems:
         raise PlanError(problems)
     groups = optimizer.groups.items()
     return {n: next((factor for pattern, factor in groups if fnmatchcase(n, pattern)), 1.0) for n in names}

@@ -35,7 +35,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ]
     + [
         (
-            ["flow=convert", *RUN, "model.source=A", "stages.quantize.measure=false", "paths.run=B", "progress=false"],
+            [
+                "flow=convert",
+                *RUN,
+                "model.source=A",
+                "stages.quantize.measure=false",
+                "paths.run=B",
+                "progress=false",
+                "dask.memory=1GiB",
+            ],
             False,
         )
     ]
