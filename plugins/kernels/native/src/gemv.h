@@ -80,174 +80,26 @@ struct Floats {
 
 // ---- Products ----
 
-// `far`: ahead of the last row, one byte after the other, whatever the rows are, because a single stream is what memory
-// gives fastest; ahead of the first row alone, the last one of the next pass would come too late. `own`: near in its row.
-WM_INLINE void ask_far(const uint8_t* far, const Ahead& ahead) {
-  if (ahead.second) __builtin_prefetch(far, 0, 2);
-  else __builtin_prefetch(far);
-}
-WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahead) {
-  ask_far(far, ahead);
-  if (ahead.near) __builtin_prefetch(own);
-}
+#include "gemv_add.h"
 
-// How scales may come to a loader's products.
-template <class L>
-constexpr int takes() {
-  if constexpr (L::FIXED) return L::TAKES;
-  else return set_of(Scaled::ROW) | (L::PLAIN ? 0 : set_of(Scaled::LANES)) | (L::PLAIN || L::HALVES ? 0 : set_of(Scaled::EACH));
-}
-
-// Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
-// two rows in one register. Sums are then put where they are without: numbers are the same.
-enum class Part { WHOLE, TAIL, HALVES };
-
-// Elements of the first half of these loaders' groups are in the lower half of the lanes.
-template <class L, int R, Scaled HOW>
-constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
-
-// Whether sums of lanes are scaled after each group.
-template <Scaled HOW>
-constexpr bool BY_GROUP = HOW == Scaled::LANES || HOW == Scaled::UNITS;
-
-// Sums of a row that go on from group to group and wait for none of each other: AVX2 has registers for those of two rows.
+// Loaders whose rows of activations come one after the other: those of a pass are as many as there are.
 template <class L, Scaled HOW>
-constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
+constexpr bool IN_TURN = L::FIXED && HOW != Scaled::UNITS;
 
-// Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
-// each row; s: scales of each row, from its start; UNITS: those times the units of each row of activations, [M, units].
-template <class L, int R, int M, Scaled HOW, Part PART>
-WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
-  V sum[R][M][KEPT<L, HOW>];  // in registers: what is given would be written every time
-  std::memcpy(sum, total, sizeof sum);
-  // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
-  // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
-  // and among others.
-  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : KEPT<L, HOW>;
-  constexpr int AT_ONCE = M == 1 ? CHAINS : 1;
-  constexpr bool TAIL = PART != Part::WHOLE;
-  constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
-  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
-  const int64_t row_nbytes = q.w.row_nbytes();
-  // What is near may lie past the end of a row: then in the one R further, which is read as this one's next.
-  const int64_t near = ahead.near + q.near_rows * (R - 1) * row_nbytes, ends = row_nbytes - q.near_left;
-  const uint8_t* soon = codes[0] + (R - 1) * row_nbytes + ahead.bytes;
-  for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
-    typename L::Codes stored[R];
-    const int64_t from = at + near + (at < ends ? 0 : (R - 1) * row_nbytes);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
-      if (!TAIL && (L::NBYTES >= 64 || at % 64 < L::NBYTES))  // once a line
-        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + from + b, ahead);
-    }
-#pragma GCC unroll 2
-    for (int chain = 0; chain < CHAINS; chain += AT_ONCE) {
-      V here[AT_ONCE][R][M];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = BY_GROUP<HOW> ? V{} : sum[r][m][(chain + c) % KEPT<L, HOW>];
-      if constexpr (HOW == Scaled::UNITS) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-            here[0][r][m] = l.whole(stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED);
-      } else if constexpr (L::FIXED) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r += EACH)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-            here[0][r][m] = l.template products<PART == Part::HALVES>(
-                stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED, sum[r][m][0], HOW == Scaled::LANES);
-      } else {
-#pragma GCC unroll 16
-        for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
-          decltype(L::activations(nullptr, 0)) x[M];
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) {
-            const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
-            if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
-            else x[m] = L::activations(own, j);
-          }
-#pragma GCC unroll 4
-          for (int r = 0; r < R; r += EACH) {
-            const auto w = l.value(stored[r], j);
-#pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
-          }
-        }
-      }
-      if constexpr (PART == Part::HALVES)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r += 2)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) {
-              here[c][r + 1][m] = upper_half(here[c][r][m]);
-              here[c][r][m] = lower_half(here[c][r][m]);
-            }
-      if constexpr (HOW == Scaled::UNITS) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-            sum[r][m][0] = fused(here[0][r][m], L::scales(s[r] + m * q.units, g), sum[r][m][0]);
-      } else if constexpr (HOW == Scaled::LANES) {
-        const int64_t block = q.first[g];
-        const int32_t* which = q.spread + g * LANES;
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          V scale = spread(s[r] + block, which, q.few);
-          if (TAIL) scale = of_lanes_there(scale, which);
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][0] = fused(here[c][r][m], scale, sum[r][m][0]);
-        }
-      } else {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][(chain + c) % KEPT<L, HOW>] = here[c][r][m];
-      }
-    }
-  }
-  std::memcpy(total, sum, sizeof sum);
-}
-
-// What is added to each row's blocks, times the sums of activations that the blocks' lanes meet. Of any loader, and a
-// function of its own, so that each of these is compiled once.
-template <int R, int M>
-static __attribute__((noinline)) void add_offsets(const Gemv& q, const float* const (&z)[R], const Arranged* xs,
-                                                  V (&sum)[R][M][1]) {
-  for (int64_t g = 0; g < q.groups; ++g) {
-    const int32_t* which = q.spread + g * LANES;
-    V x[M];
-    for (int m = 0; m < M; ++m) x[m] = load(xs[m].sums + g * LANES);
-    for (int r = 0; r < R; ++r) {
-      const V offset = of_lanes_there(spread(z[r] + q.first[g], which, q.few), which);
-      for (int m = 0; m < M; ++m) sum[r][m][0] = fused(offset, x[m], sum[r][m][0]);
-    }
-  }
-}
-
-// R rows of weights times M rows of activations: out[r][m]. s and z: scales and offsets of each row; all: the sum of each
-// row of activations, for ROW with offsets.
+// R rows of weights times m of M rows of activations, all of them unless they come IN_TURN: out[r][m]. s and z: scales and
+// offsets of each row; all: the sum of each row of activations, for ROW with offsets.
 template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                     const float* const (&z)[R], const Arranged* xs, const float* all, float (&out)[R][M]) {
+                     const float* const (&z)[R], const Arranged* xs, int m, const float* all, float (&out)[M][R]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   V sum[R][M][KEPT<L, HOW>] = {};
   if constexpr (BY_GROUP<HOW>)
-    if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
+    if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, m, sum);
+  const auto groups = [&](auto part, const uint8_t* const (&codes)[R], int64_t first, int64_t until)
+      __attribute__((always_inline)) {
+    if constexpr (IN_TURN<L, HOW>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
+    else add<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
+  };
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
     if ((linear = q.ahead.linear != 0))
@@ -256,7 +108,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
         sum[r][0][0] = own[0][0][0];
       }
-  if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
+  if (!linear) groups(std::integral_constant<Part, Part::WHOLE>(), codes, 0, whole);
   if (left) {
     const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + R * whole * L::NBYTES + q.ahead.bytes;
     for (int64_t at = 0; at < R * left; at += 64) ask_far(soon + at, q.ahead);
@@ -268,29 +120,30 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       if (halves) {
         for (int r = 0; r < R; r += 2)
           first_of_both(codes[r] + whole * L::NBYTES, codes[r + 1] + whole * L::NBYTES, left, tail[r]);
-        add<L, R, M, HOW, Part::HALVES>(l, q, p, s, xs, whole, whole + 1, sum);
+        groups(std::integral_constant<Part, Part::HALVES>(), p, whole, whole + 1);
       }
     if (!halves) {
       for (int r = 0; r < R; ++r) first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
-      add<L, R, M, HOW, Part::TAIL>(l, q, p, s, xs, whole, whole + 1, sum);
+      groups(std::integral_constant<Part, Part::TAIL>(), p, whole, whole + 1);
     }
   }
   float found[(R * M + 3) / 4 * 4];
 #pragma GCC unroll 4
   for (int i = 0; i < R * M; i += 4) {
+    if (i >= R * m) break;
     V four[4] = {};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j)
       if (i + j < R * M)
-        for (const V& kept : sum[(i + j) / M][(i + j) % M]) four[j] += kept;
+        for (const V& kept : sum[(i + j) % R][(i + j) / R]) four[j] += kept;
     totals(four, found + i);
   }
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) {
-      float y = found[r * M + m] * l.unit;
+  for (int i = 0; i < m; ++i)
+    for (int r = 0; r < R; ++r) {
+      float y = found[i * R + r] * l.unit;
       if (HOW == Scaled::ROW) y *= s[r][0];
-      if (HOW == Scaled::ROW && q.w.zero != WM_ZERO_NONE) y += all[m] * z[r][0];
-      out[r][m] = y;
+      if (HOW == Scaled::ROW && q.w.zero != WM_ZERO_NONE) y += all[i] * z[r][0];
+      out[i][r] = y;
     }
 }
 
@@ -308,15 +161,16 @@ WM_INLINE void times_units(const Gemv& q, const float* s, const Arranged& x, flo
 }
 
 template <class L, int R, int M, Scaled HOW>
-static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
+static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int of, const Arranged* x, float* const* y,
                  float* scratch) {
+  const int rows = IN_TURN<L, HOW> && M > 2 ? of : M;
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
   float *own = scratch, *offsets = scratch + room + LANES, all[M] = {};
   if (HOW == Scaled::ROW && w.zero != WM_ZERO_NONE)
-    for (int m = 0; m < M; ++m) all[m] = total_of(x[m].sums, q.groups);
+    for (int m = 0; m < rows; ++m) all[m] = total_of(x[m].sums, q.groups);
   int64_t band = 0, bands = 0;  // whose factors are there
   for (int64_t at = 0; at < count; at += R) {
     const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
@@ -338,10 +192,10 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
         s[r] = scaled;
       }
     }
-    float out[R][M];
-    block<L, R, M, HOW>(l, q, codes, s, z, x, all, out);
-    for (int r = 0; r < R && at + r < count; ++r)
-      for (int m = 0; m < M; ++m) y[m][row + at + r] = out[r][m];
+    float out[M][R];
+    block<L, R, M, HOW>(l, q, codes, s, z, x, rows, all, out);
+    for (int m = 0; m < rows; ++m)
+      for (int r = 0; r < R && at + r < count; ++r) y[m][row + at + r] = out[m][r];
   }
 }
 
@@ -351,12 +205,13 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
   // So that sums and weights stay in registers.
   constexpr int R = WM_SIMD == 512 ? 4 : WM_SIMD == 256 && HOW == Scaled::LANES ? 1 : 2;
   static_assert(HOW != Scaled::UNITS || R <= 2, "scratch_floats has room for GEMV_MOST rows of UNITS");
-  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
+  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, m, x, y, scratch);
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
-    if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
+    if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (IN_TURN<L, HOW>) return some<L, R, 4, HOW>(q, matrix, row, count, m, x, y, scratch);
   const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
   float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
-  some<L, R / 2 ? R / 2 : 1, 4, HOW>(q, matrix, row, count, four, to, scratch);
+  some<L, R / 2 ? R / 2 : 1, 4, HOW>(q, matrix, row, count, 4, four, to, scratch);
 }
 
 // Blocks of any size: scales go to the activations, once for all rows of weights that share them.
