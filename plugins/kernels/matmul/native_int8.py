@@ -1,15 +1,16 @@
 """matmul in C++, over integers of 8 bits: not exact, and only where it is named.
 
 Activations are rounded to integers of -127 … 127 in blocks of 32 columns, each with a float32 scale of its own, and
-multiplied as such: more than a few rows (`ffi.FEW_ROWS` a matrix) with weights in any format (src/gemm_int.h), a few
+multiplied as such: 24 rows or more (`scheme.ROUNDED_ROWS`, a matrix) with weights in any format; any number of them
 with those whose elements are integers of four or eight bits in some unit (E2M1, INT4, UINT4, INT8, UINT8, MXINT8) in
-blocks of multiples of 8 or 4 or of whole rows (src/gemv_rounded.h). A few rows are exact with all others, as in
-`native`, and where weights of one call are of both kinds.
+blocks of multiples of 8 or 4 or of whole rows (src/gemv_rounded.h, gemm_int.h); and more than a few (`ffi.FEW_ROWS`)
+with ggml's structs but Q2_K. All others are exact, as in `native`, which is faster there. Where one call multiplies
+weights of several kinds, all are rounded or none.
 
-Of many rows weights are exact where elements are small integers in some unit and blocks hold whole 32s or whole rows:
-E2M1, E2M3, MXINT8, INT2 to INT8, UINT2 to UINT4 with their zero points or minimums, and ggml's Q3_K to Q6_K, Q5_0, Q5_1
-and IQ4_NL; all others are rounded as activations are. Of a few rows weights are exact. Sums within a block are exact;
-blocks are summed in float32. The gradient is XLA's, of the exact weights.
+Of 24 rows or more weights are exact where elements are small integers in some unit and blocks hold whole 32s or whole
+rows: E2M1, E2M3, MXINT8, INT2 to INT8, UINT2 to UINT4 with their zero points or minimums, and ggml's Q3_K to Q6_K,
+Q5_0, Q5_1 and IQ4_NL; all others are rounded as activations are. Of fewer, weights are exact. Sums within a block are
+exact; blocks are summed in float32. The gradient is XLA's, of the exact weights.
 
 Error of a product relative to its root mean square, normally distributed activations, against float64: 0.0057 with
 exact weights, 0.007 to 0.012 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.0075 and 0.02).

@@ -81,8 +81,9 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
         expert: int32 `[A]`, A a multiple of N: assignment a is of row a // (A / N). Rows of one expert share its
             weights. A negative expert gives zeros. None: A is N, and there is one matrix.
         stacks: arrays and QTensors `[E, out, in]`, `out` may differ; or `[out, in]` where `expert` is None.
-        bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h); a few, to 8
-            bits alone, where `scheme.takes_integers` of all stacks (src/gemv_rounded.h). 0: exact.
+        bits: 8 or 16: rows are rounded to such integers, in blocks of 32, if they are more than a few (src/gemm_int.h)
+            and `scheme.rounded_rows` of all stacks; a few, to 8 bits alone, where `scheme.takes_integers` of all
+            stacks (src/gemv_rounded.h). 0: exact.
         tuned: how the work is divided; None: as is best here.
     """
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
@@ -94,6 +95,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
+    if count < matrices * max(scheme.rounded_rows(spec_of(w), bits) for w in stacks):
+        bits = 0
     tuned = tuned or tuning.best()
     options = {
         "dots": 0 if library.forced() else DOTS,

@@ -17,6 +17,10 @@ HAVE_MINIMA: Final = ("q2_k", "q4_k", "q5_k", "q5_1")
 INTEGERS: Final = {"e2m1": 8, "int4": 8, "uint4": 8, "int8": 4, "uint8": 4, "mxint8": 4}
 """Elements of four and eight bits that are integers in some unit, and how many of them a lane of 32 bits meets."""
 
+ROUNDED_ROWS: Final = {8: 24, 16: 48}
+"""By bits of integers, rows of activations that make up for it where weights must be made such integers first; of fewer
+exact products are faster (measured with AVX-512)."""
+
 
 class Numbers(NamedTuple):
     """Attributes of a handler: what `struct Weights` says of a format. A block of 0 is all there are."""
@@ -56,3 +60,13 @@ def takes_integers(w: TensorSpec) -> bool:
     if s is None or s.element not in INTEGERS:
         return False
     return s.block_elems % INTEGERS[s.element] == 0 or s.block_elems >= w.shape[-1]
+
+
+def rounded_rows(w: TensorSpec, bits: int) -> int:
+    """From how many rows of activations to a matrix on products of integers of so many bits are faster than exact ones:
+    0, any number, where codes become such integers by a look-up (src/gemm_int_weights.h)."""
+    s = w.scheme
+    quick = s is not None and (takes_integers(w) or (s.is_struct and s.element != "q2_k"))
+    if bits == 16:
+        quick = quick and s is not None and INTEGERS.get(s.element) == 8
+    return 0 if quick or not bits else ROUNDED_ROWS[bits]

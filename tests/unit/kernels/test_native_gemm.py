@@ -14,7 +14,7 @@ from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.matmul import native, native_int8, native_int16
 from plugins.kernels.matmul.reference import values
-from plugins.kernels.native import ffi, library
+from plugins.kernels.native import ffi, library, scheme
 from tests.cases.native import BEST, instruction_set, needs_compiler
 
 pytestmark = needs_compiler
@@ -45,6 +45,7 @@ def best_too(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(autouse=True)
 def _no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffi, "FEW_ROWS", 0)
+    monkeypatch.setattr(scheme, "ROUNDED_ROWS", dict.fromkeys(scheme.ROUNDED_ROWS, 0))
 
 
 def weights(name: str, *shape: int) -> Any:
@@ -261,8 +262,8 @@ def test_what_is_not_finite_stays_in_its_row(best_too: str) -> None:
 
 def test_an_infinite_scale_is_one_of_what_is_there(isa: str) -> None:
     """The last block of a row that fills no whole register: what lies behind it does not count."""
-    for scheme, n_in in ((Scheme("int8", 32, "f32"), 96), (Scheme("int4", 24, "f32"), 72)):
-        w = quantized(scheme, (3, n_in))
+    for form, n_in in ((Scheme("int8", 32, "f32"), 96), (Scheme("int4", 24, "f32"), 72)):
+        w = quantized(form, (3, n_in))
         scales = np.array(w.scales)
         scales[1, -1] = np.inf
         w = replace(w, codes=np.full_like(w.codes, 0x11), scales=scales)

@@ -139,7 +139,7 @@ def test_others_are_exact(name: str) -> None:
 def test_several_weights_meet_one_x_in_one_call(backend: Any) -> None:
     """As they do one by one; of a few rows all of them are exact where one is no integers."""
     rng = np.random.default_rng(0)
-    few, many = normal(rng, 3, 96), normal(rng, 40, 96)
+    few, many = normal(rng, 3, 96), normal(rng, 50, 96)
     ws, plain = [quantized(MXFP4, (9, 96)), quantized(SCHEMES["int8, 32"], (7, 96))], normal(rng, 5, 96).astype(BF16)
     for x in (few, many):
         calls = [(x, w, None) for w in ws]
@@ -162,3 +162,26 @@ def test_which_weights_meet_integers() -> None:
     assert not takes(4, 96)
     assert takes(2, 2), "a scale a row"
     assert not scheme.takes_integers(TensorSpec((4, 96), "BF16", None))
+
+
+@pytest.mark.parametrize(
+    ("of", "from_8", "from_16"),
+    [
+        (None, 24, 48),
+        (Scheme("nf4", 64, "f32"), 24, 48),
+        (Scheme("int8", 32, "f32"), 0, 48),
+        (Scheme("int4", 32, "f32"), 0, 0),
+        (Scheme("q4_k", 256, "inside"), 0, 48),
+        (Scheme("q2_k", 256, "inside"), 24, 48),
+    ],
+)
+def test_weights_that_are_no_integers_are_rounded_where_that_is_faster(
+    of: Scheme | None, from_8: int, from_16: int
+) -> None:
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(normal(rng, 5, 256)) if of is None else jax.tree.map(jnp.asarray, quantized(of, (5, 256), 0))
+    for backend, rows in ((native_int8, from_8), (native_int16, from_16)):
+        for count in {max(rows - 1, 5), max(rows, 5)}:
+            x = jnp.asarray(normal(rng, count, 256))
+            exact = np.array_equal(backend.matmul(x, w), native.matmul(x, w))
+            assert exact == (count < rows), (backend.__name__, count)
