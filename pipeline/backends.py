@@ -102,10 +102,22 @@ def check(op: str, backends: tuple[str, ...]) -> None:
                 raise ConfigError(f"{op}: {FASTEST!r} is for what is timed: {', '.join(timed)}")
             continue
         if "." in name and not _exists(name):
-            raise ConfigError(f"{op}: backend {name!r}: there is no such module")
+            raise ConfigError(f"{op}: backend {name!r}: there is no such module{_nearest_module(name)}")
         if "." not in name and name not in known:
             hint = did_you_mean(name, [*known, FASTEST, "the dotted name of a module"])
             raise ConfigError(f"{op}: backend {name!r} is unknown{hint}")
+
+
+def _nearest_module(name: str) -> str:
+    """What lies beside a module that is not there, of the innermost of its packages that is."""
+    import pkgutil  # for an error alone
+
+    package, parts = name.rpartition(".")[0], name.split(".")
+    while package and not _exists(package):
+        package = package.rpartition(".")[0]
+    spec = util.find_spec(package) if package else None
+    inside = [f"{package}.{m.name}" for m in pkgutil.iter_modules((spec and spec.submodule_search_locations) or ())]
+    return did_you_mean(".".join(parts[: package.count(".") + 2]), inside) if inside else ""
 
 
 def about(backend: str) -> Backend:

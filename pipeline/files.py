@@ -127,6 +127,14 @@ def storage_error(what: str, cause: OSError, path: Path) -> StorageError:
     return StorageError(f"{what}: {cause.strerror or cause} ({free})")
 
 
+def unwritten(path: Path, cause: OSError, nbytes: int) -> StorageError:
+    """Why `nbytes` of a file cannot be written; of a disk that is full, how much room it has."""
+    said = f"{spoken(path)}: {cause.strerror or cause}"
+    if cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(said)
+    return StorageError(f"{said} ({nbytes:,} bytes to write, {shutil.disk_usage(path.parent).free:,} bytes free)")
+
+
 def allocate(fd: int, nbytes: int) -> None:
     """Give the file its size and its blocks; only the size where the file system cannot reserve blocks.
 
@@ -228,7 +236,7 @@ def write_new(path: Path, text: str) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as why:
-        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+        raise unwritten(path, why, len(text.encode())) from None
 
 
 def write_over(path: Path, content: bytes) -> None:
@@ -251,16 +259,16 @@ def write_over(path: Path, content: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as why:
-        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+        raise unwritten(path, why, len(content)) from None
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
+    text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
     try:
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
-        text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
         try:
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
@@ -268,4 +276,4 @@ def write_json(path: Path, value: Any) -> None:
             partial.unlink(missing_ok=True)
             raise
     except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
+        raise unwritten(path, why, len(text.encode())) from None

@@ -40,6 +40,7 @@ CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
 OWNER_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # what a model of the hub is called
 HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)")
+OF_FILES = (".jinja", ".json", ".model", ".tiktoken", ".txt")  # how names of carried files end, and no folder's
 UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth")  # of weights that no container reads
 WEIGHTS = (".gguf", ".safetensors", ".json", ".npy", ".npz", ".zarr", *UNREAD)  # how names of files end, and no model's
 SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
@@ -240,10 +241,12 @@ class Load:
         found = {
             p.name: p
             for p in sorted(folder.iterdir())
-            if p not in weights and any(fnmatchcase(p.name, c) for c in self.carry) and not p.is_dir()
+            if p not in weights
+            and any(fnmatchcase(p.name, c) for c in self.carry)
+            and (p.suffix in OF_FILES or not p.is_dir())  # `tokenizer/` is of other libraries' checkpoints
         }
         for path in found.values():
-            with opened(path):  # a pipe or a dangling link is not left out in silence
+            with opened(path):  # a pipe, a dangling link or a folder in a file's place is not left out in silence
                 pass
         return found
 

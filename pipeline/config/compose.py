@@ -6,7 +6,7 @@ After `load_run` no DictConfig travels anywhere.
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, Node, OmegaConf
@@ -75,6 +75,7 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
     tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
     aliases = _aliases(cfg)
     unused, idle = _idle(cfg, nodes, build, all_nodes) if nodes else ({}, {})
+    _check_idle(resolver, tree, idle)
     astray = [*_astray(cfg), *(() if of_several else unused.values())]
     problems = [*astray, *(_as_typed(p, aliases, {*cfg}) for p in [*problems, *resolver.problems])]
     if problems:
@@ -162,6 +163,22 @@ def _idle(
     switches = [f"calibrate.{name}" for name in _SWITCHES] if "calibrate" in {*nodes, *left_out} else []
     found = unread.reached(raw, [*(f"stages.{name}" for name in nodes), *build, *switches])
     return unread.choices(typed, {*raw}, flow, found), unread.settings(typed, {*raw}, flow, found)
+
+
+_OF_OTHERS: Mapping[str, Any] = {
+    "export.nvfp4_second": Literal["f32", "inverse_f32"] | None, "export.embedding": Literal["quant", "keep"]
+}  # fmt: skip
+"""Settings to which options of `quant=` alone refer, and what they may be."""
+
+
+def _check_idle(resolver: Resolver, tree: Mapping[str, Any], idle: Collection[str]) -> None:
+    """What no stage looks at is no error, unless none could."""
+    for group in dict.fromkeys(key.partition(".")[0] for key in idle):
+        if isinstance(node := tree.get(group), Mapping) and "_target_" in node:
+            resolver.build(node, group)
+    for key in {*_OF_OTHERS} & {*idle}:
+        group, _, name = key.partition(".")
+        resolver.typed(tree[group][name], _OF_OTHERS[key], key)
 
 
 def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:

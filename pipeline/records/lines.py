@@ -1,13 +1,13 @@
 """Append-only JSON lines: what is noted of a run, and a writer who is killed loses its line alone."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError
-from pipeline.files import read_whole, spoken
+from pipeline.files import read_whole, unwritten
 
 MOST_NBYTES = 1 << 30
 
@@ -26,11 +26,11 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
             if nbytes and os.pread(fd, 1, nbytes - 1) != b"\n":
                 said = b"\n" + said
             if os.write(fd, said) != len(said):
-                raise OSError(None, "there was no room for all of it")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
     except OSError as why:
-        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+        raise unwritten(path, why, len(said)) from None
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

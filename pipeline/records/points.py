@@ -26,7 +26,7 @@ import xxhash
 
 from pipeline.errors import SourceError, StorageError
 from pipeline.figures import Better
-from pipeline.files import opened, spoken
+from pipeline.files import opened, spoken, unwritten
 
 if TYPE_CHECKING:
     from pipeline.records.blocks import Block
@@ -301,7 +301,7 @@ class Writer:
             if self._torn:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as why:
-            raise StorageError(f"{spoken(self.path)}: {why.strerror}") from None
+            raise unwritten(self.path, why, len(data)) from None
         return nbytes
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline import redact
 from pipeline.errors import StorageError
 from pipeline.figures import Figure, figures_of
+from pipeline.files import unwritten
 from pipeline.records import points, schemas
 from pipeline.records.points import FIGURE, METRICS, RECORDED, Writer
 from pipeline.reporting.manifest import Report, plain
@@ -19,10 +20,11 @@ ERRORS = ("name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db")  #
 
 def write_config(path: Path, tree: Mapping[str, Any]) -> None:
     """The whole config as it was resolved, but for what came from the environment."""
+    text = _dumped(dict(tree))
     try:
-        path.write_text(_dumped(dict(tree)), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
+        raise unwritten(path, why, len(text.encode())) from None
 
 
 def _dumped(tree: dict[str, Any]) -> str:

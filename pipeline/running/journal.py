@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import StorageError
+from pipeline.files import unwritten
 
 
 class Journal:
@@ -47,7 +48,7 @@ class Journal:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as why:
-            raise StorageError(f"{self.path}: {why.strerror}") from None
+            raise unwritten(self.path, why, len(line)) from None
 
     def close(self) -> None:
         if self._file is not None:

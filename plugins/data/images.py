@@ -71,7 +71,10 @@ class Idx:
 
     def check(self, checkpoint: Checkpoint | None) -> tuple[Problem, ...]:
         faults = Faults()
-        shapes = [self._checked(images.path, labels.path, faults) for images, labels in self._pairs(faults)]
+        pairs = self._pairs(faults)
+        files = [images for images, _ in pairs]
+        sources.check_apart(files[:1], files[1:], "data.held_out_images", faults)
+        shapes = [self._checked(images.path, labels.path, faults) for images, labels in pairs]
         if len(set(shapes)) > 1:
             faults.add("data.held_out_images", f"has images of {shapes[1]}; data.images has {shapes[0]}")
         if shapes and not faults:

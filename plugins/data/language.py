@@ -47,7 +47,9 @@ class Language(ABC):
 
     def check(self, checkpoint: Checkpoint | None) -> tuple[Problem, ...]:
         faults = Faults()
-        for file in (*self._found(faults), *self._apart(faults)):
+        found, apart = self._found(faults), self._apart(faults)
+        sources.check_apart(found, apart, "data.held_out_files", faults)
+        for file in (*found, *apart):
             try:
                 self._look(file, faults)
             except SourceError as why:

@@ -56,6 +56,21 @@ def found(files: Sequence[str], option: str, faults: Faults, origin: str | None 
     return tuple(inputs)
 
 
+def check_apart(trained: Sequence[InputFile], held_out: Sequence[InputFile], option: str, faults: Faults) -> None:
+    """Files that are trained on and held out are a fault: a loss on them says nothing of what was not seen.
+
+    Args:
+        option: the config key of those that are held out.
+    """
+    for file in held_out:
+        same = [f for f in trained if f.path.samefile(file.path) or (f.xxh3_128 and content(f) == content(file))]
+        if same:
+            other = "" if same[0].path == file.path else f", as {spoken(same[0].path)}"
+            faults.add(
+                option, f"{spoken(file.path)}: is trained on too{other}; what is held out has to be something else"
+            )
+
+
 def content(file: InputFile) -> list[Any]:
     """What a file holds, as a part of a key: by its digest; one too large for that by what stands for it."""
     return [file.nbytes, file.xxh3_128] if file.xxh3_128 else file.identity[1:]

@@ -87,8 +87,9 @@ class Table:
 
     def check(self, checkpoint: Checkpoint | None) -> tuple[Problem, ...]:
         faults, reading = Faults(), _Reading(self)
-        found = (*self._found(faults), *self._apart(faults))
-        for file in found:
+        found, apart = self._found(faults), self._apart(faults)
+        sources.check_apart(found, apart, "data.held_out_files", faults)
+        for file in (*found, *apart):
             for _ in reading.rows(file.path, faults, sources.CHECKED):
                 pass
         if found and not faults:

@@ -64,6 +64,8 @@ class MLflow:
         if kind not in known or not rest.strip("/") or (kind == "sqlite" and rest[:1] != "/"):
             near = did_you_mean(scheme, known) if rest and kind not in known else ""
             raise ValueError(f"uri {hide(self.uri)!r}: sqlite:///FILE.db or http://HOST:PORT is expected{near}")
+        if kind == "sqlite" and os.path.isdir(rest[1:].partition("?")[0]):  # which SQLite tries again and again
+            raise ValueError(f"uri {hide(self.uri)!r}: that is a folder; a file in it is sqlite:///FOLDER/FILE.db")
         if not self.patience_s > 0:
             raise ValueError(f"patience_s {self.patience_s}: seconds are expected, more than 0")
 

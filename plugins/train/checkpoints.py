@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from pipeline import tracing
 from pipeline.digest import digest, identity
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, some
 from pipeline.running import text_stream
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs with a traceback what it raises, too
@@ -94,8 +94,26 @@ class Checkpoints:
                 self._manager.delete(damaged)
             return state, progress
         if said:
-            raise StorageError(f"{said}; overwrite=true, or removing {self.folder}, begins anew")
+            instead = f"overwrite=true, or removing {self.folder}, begins anew" if self._mine else "it is another's"
+            raise StorageError(f"{said}; {instead}")
         return None
+
+    def unlike(self, like: Any) -> str | None:
+        """In what the latest state is of other arrays than `like`, for people; None: it is of the same ones, or nothing
+        can be said."""
+        step = max(self._manager.all_steps(), default=None)
+        try:
+            saved = ocp.StandardCheckpointHandler().metadata(self.folder / str(step) / STATE).tree
+        except Exception:  # damaged, which reading it says
+            return None
+        there, here = _shapes(saved), _shapes(like)
+        if there == here:
+            return None
+        for more, less, where in ((there, here, "not here"), (here, there, "not there")):
+            if lacking := [name for name in more if name not in less]:
+                return f"{some(lacking, most=3)} {'is' if len(lacking) == 1 else 'are'} {where}"
+        name = next(name for name in here if there[name] != here[name])
+        return f"{name} is {there[name]} there and {here[name]} here"
 
     def wait(self) -> None:
         """Until what was begun is whole.
@@ -129,6 +147,11 @@ def _digests(state: Any) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     here = {jax.tree_util.keystr(at): leaf for at, leaf in leaves if getattr(leaf, "is_fully_addressable", True)}
     return {name: digest(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data) for name, leaf in here.items()}
+
+
+def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(at, simple=True, separator="."): tuple(leaf.shape) for at, leaf in leaves}
 
 
 def _changed(saved: Mapping[str, str], read: Mapping[str, str]) -> str | None:

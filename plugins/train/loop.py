@@ -174,7 +174,7 @@ class Loop:
             best = _opened(stack, folder, BEST, 1) if self.plan.look.patience is not None else None
             found = saves.latest(shapes) if saves is not None else None
             if found is None and resume is not None:
-                found = _taken_over(stack, resume, folder, shapes)
+                found = _taken_over(stack, resume, folder, shapes, self.plan.steps)
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
             metrics = Metrics(rows, progress.metrics_nbytes, types(self.unit)) if member.first() else Metrics(())
@@ -346,20 +346,33 @@ class _Run:
             self.saves.save(step, self.state, asdict(self.progress))
 
 
-def _taken_over(stack: ExitStack, resume: Path, folder: Path | None, like: State) -> tuple[State, dict[str, Any]]:
+def _taken_over(
+    stack: ExitStack, resume: Path, folder: Path | None, like: State, steps: int
+) -> tuple[State, dict[str, Any]]:
     """The latest state of another training, and its rows of metrics in `folder`.
 
+    Args:
+        steps: updates in all.
+
     Raises:
-        StageError: it has none.
-        StorageError: none of them is of such parameters and such an optimizer.
+        StageError: it has none, or one of other parameters or another optimizer, or after more updates.
+        StorageError: none can be read.
     """
     found = None
     if (resume / STATES).is_dir():
         other = Checkpoints(resume / STATES, None)
         stack.callback(other.close)
+        if unlike := other.unlike(like):
+            text = "its state is not of these parameters and this optimizer"
+            raise StageError(f"train.resume={resume}: {text}: {unlike}; without train.resume a training begins anew")
         found = other.latest(like)
     if found is None:
         raise StageError(f"train.resume={resume}: no state of a training is there")
+    if (come := int(found[0]["step"])) > steps:
+        text = f"its state is after update {come}, and these are {steps} in all"
+        raise StageError(
+            f"train.resume={resume}: {text}; train.steps={come} gives its weights as they are, more goes on"
+        )
     if folder is not None and member.first():
         shutil.copyfile(resume / METRICS, folder / METRICS)
     return found

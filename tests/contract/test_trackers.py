@@ -141,6 +141,7 @@ class TestMLflow(TrackerContract):
             ({"uri": "sqlite://runs.db"}, "sqlite:///FILE.db"), ({"uri": "runs.db"}, "sqlite:///FILE.db"),
             ({"uri": "ftp://me:hidden@there"}, r"ftp://\*\*\*@there"), ({"experiment": " "}, "experiment ' ': a name"),
             ({"patience_s": 0.0}, "patience_s 0.0: seconds are expected"),
+            ({"uri": "sqlite:////tmp"}, "that is a folder"),
         ],
     )  # fmt: skip
     def test_what_it_refuses(self, given: dict[str, Any], said: str) -> None:

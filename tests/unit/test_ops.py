@@ -172,6 +172,8 @@ def test_backends_are_found_without_importing_them() -> None:
         ("matmul", ["xlaa"], "'xlaa' is unknown; did you mean 'xla'"),
         ("matmul", ["numpy"], "'numpy' is unknown"),  # a backend, but not of this op
         ("number", ["plugins.numbers.none"], "'plugins.numbers.none': there is no such module"),
+        ("number", ["plugins.numbers.emty"], "there is no such module; did you mean 'plugins.numbers.empty'"),
+        ("number", ["plugins.kernel.matmul.xla"], "no such module; did you mean 'plugins.kernels'"),
         ("number", ["none.at.all"], "'none.at.all': there is no such module"),
     ],
 )

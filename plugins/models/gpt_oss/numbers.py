@@ -46,7 +46,7 @@ class Numbers:
         s.require("num_experts_per_tok", fits, f"{chosen} of {experts} experts")
         s.one_of("hidden_act", (gpt_oss.ACTIVATION,), gpt_oss.ACTIVATION)
         s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
-        eps, alpha = s.positive("rms_norm_eps"), s.get("swiglu_alpha", float, gpt_oss.SWIGLU_ALPHA)
+        eps, alpha = s.positive("rms_norm_eps", gpt_oss.EPS), s.get("swiglu_alpha", float, gpt_oss.SWIGLU_ALPHA)
         limit = s.get("swiglu_limit", float, gpt_oss.SWIGLU_LIMIT)
         vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
         kv_heads = s.count("num_key_value_heads")

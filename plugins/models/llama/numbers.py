@@ -5,10 +5,12 @@ Facts from transformers (`models/llama`, `models/mistral`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
+
+WINDOW: Final = 4096  # keys that a query of Mistral sees, where config.json is silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Numbers:
         act = s.activation("hidden_act", "silu")
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, False)
         bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
-        window = s.config.get("sliding_window") and s.count("sliding_window") if mistral else None
+        slides = mistral and s.config.get("sliding_window", WINDOW)  # null is none, and absent MistralConfig's default
+        window = s.count("sliding_window", WINDOW) if slides else None
         types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
         s.check()
         rope = RopeFrequencies.read(config, head_dim)

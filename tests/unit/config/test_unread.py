@@ -63,6 +63,19 @@ def test_a_typo_is_an_error_as_ever() -> None:
         said("flow=convert", "sampling.max_token=2")
 
 
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("export.nvfp4_second=zzz", r"export\.nvfp4_second: 'zzz' is not a choice \(allowed: f32, inverse_f32\)"),
+        ("sampling.temperature=warm", r"sampling\.temperature: a number is expected, got 'warm'"),
+        ("train.optimizer.rate=-1", r"train\.optimizer\.rate: -1.0: a number above 0 is needed"),
+    ],
+)
+def test_what_no_stage_could_take_is_an_error_too(typed: str, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        said("flow=convert", "quant=mxfp4", typed)
+
+
 def test_benchmarks_are_asked_with_what_their_runs_are() -> None:
     """A choice that no other flow would take, and no stage of theirs reads, is said too."""
     assert said("flow=bench_ops", "sampling=nucleus") == [

@@ -69,6 +69,8 @@ def test_held_out_files_are_scaled_as_what_is_trained_on(tmp_path):
     splits = opened(Idx(*pair(tmp_path), classes=3, **given), tmp_path)
     expected = (PICTURES // 2 - PICTURES.mean()) / PICTURES.std()
     np.testing.assert_allclose(all_of(splits.held_out)["inputs"], expected[..., None], atol=1e-5)
+    [same] = Idx(*pair(tmp_path), classes=3, **given | {"held_out_images": pair(tmp_path)[0]}).check(None)
+    assert (same.where, "is trained on too" in same.message) == ("data.held_out_images", True)
 
 
 BAD = {

@@ -80,6 +80,8 @@ def test_means_are_of_the_rows_to_train_on(tmp_path):
     np.testing.assert_allclose(all_of(splits.train)["inputs"][:, :2].mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(all_of(splits.train)["inputs"][:, :2].std(0), 1, atol=1e-5)
     assert (all_of(splits.held_out)["inputs"][:, 0] > 1e5).all()
+    [same] = table(file, held_out_files=(other, file)).check(None)
+    assert (same.where, "is trained on too" in same.message) == ("data.held_out_files", True)
     mean = np.mean([r[0] for r in some(400)])
     assert splits.facts["columns"]["carat"]["mean"] == pytest.approx(mean, rel=1e-6)
     shared = opened(table(file, held_out=0.2), tmp_path)

@@ -305,6 +305,16 @@ def test_all_of_it_at_once_in_bounded_room(tmp_path):
     assert "names a file twice" in str(problems(Text((lines, lines)))[0])
 
 
+def test_what_is_trained_on_is_not_held_out(tmp_path):
+    one, copy = (written(tmp_path, name, jsonl({"text": LINES})) for name in ("a.jsonl", "b.jsonl"))
+    (link := tmp_path / "link.jsonl").symlink_to(one)
+    for apart, as_named in ((one, ""), (copy, f", as {one}"), (str(link), f", as {one}")):
+        [problem] = problems(Text((one,), held_out_files=(apart,)))
+        assert problem.where == "data.held_out_files"
+        assert problem.message.startswith(f"{apart}: is trained on too{as_named}; ")
+    assert not problems(Text((one,), held_out_files=(written(tmp_path, "c.jsonl", jsonl({"text": "else"})),)))
+
+
 def test_a_plan_reads_the_beginning_and_the_end_of_a_large_file(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "CHECKED", 1000)
     good = jsonl({"text": "a fox"}) * 500

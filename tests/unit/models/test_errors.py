@@ -217,7 +217,7 @@ def test_experts_of_different_encodings_cannot_be_stacked() -> None:
         (gpt_oss, {"num_local_experts": "5"}, "'5' is no int"),
         (gpt_oss, {"hidden_act": []}, "[] is no str (allowed: silu)"),
         (gpt_oss, {"hidden_size": None}, "is null; a whole number is expected"),
-        (gpt_oss, {"rms_norm_eps": None}, "is null; a number is expected"),
+        (gpt_oss, {"rms_norm_eps": "1e-5"}, "'1e-5' is no float"),
     ],
 )
 def test_one_mistake_is_one_problem(make: Callable[..., Checkpoint], given: dict[str, Any], said: str) -> None:

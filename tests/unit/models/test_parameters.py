@@ -21,6 +21,8 @@ from plugins.models.common import settings
 from plugins.models.common.layers import ACTIVATIONS
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
+from plugins.models.gpt_oss import numbers as gpt_oss
+from plugins.models.llama import numbers as llama
 from plugins.models.qwen.numbers import Numbers
 from stages.outline import FamilyHooks, outlined, published
 from tests.cases import model_runs
@@ -77,6 +79,15 @@ def test_they_are_what_the_constructor_declares(name: str) -> None:
     assert found == {p.names: (p.spec.shape, p.axes, p.stack) for p in declared(build(config(name)))}
     axes = {axis for _, axes, _ in found.values() for axis in axes}
     assert axes <= {*COMPUTED, *ONLY_STORED}
+
+
+def test_what_a_config_leaves_out_is_as_transformers_has_it() -> None:
+    """`GptOssConfig` and `MistralConfig`; the latter's null is no window."""
+    silent = {k: v for k, v in config("gpt_oss").items() if k != "rms_norm_eps"}
+    assert gpt_oss.Numbers.read(silent).eps == 1e-5
+    silent = {k: v for k, v in config("mistral").items() if k not in ("rms_norm_eps", "sliding_window")}
+    assert (llama.Numbers.read(silent).eps, llama.Numbers.read(silent).attention[0].window) == (1e-6, 4096)
+    assert llama.Numbers.read({**silent, "sliding_window": None}).attention[0].window is None
 
 
 def test_the_configs_have_every_conditional() -> None:

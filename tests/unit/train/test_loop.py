@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.errors import StageError, StorageError
 from pipeline.training import Splits
+from plugins.train.checkpoints import Checkpoints
 from plugins.train.loop import Found, Loop, Plan, Programs
 from plugins.train.options import Looking, Saving
 from tests.cases import trained
@@ -206,6 +207,17 @@ def test_another_training_goes_on_from_where_one_had_come(tmp_path: Path) -> Non
     same(run(Rows(), steps=12), found)
     assert [r["step"] for r in rows(tmp_path / "second")] == [*range(1, 13)]
     assert (tmp_path / "first" / "states").is_dir()  # and nothing of it was touched
+    with pytest.raises(StageError, match=r"after update \d, and these are 2 in all; train.steps=\d gives its weights"):
+        run(Rows(), tmp_path / "third", steps=2, resume=tmp_path / "first")
+    saved = Checkpoints(tmp_path / "first" / "states", None)
+    like = trained.step_of(KIND).init(trained.parameters(KIND))
+    assert saved.unlike(like) is None
+    [name, *_] = like["parameters"]
+    assert saved.unlike({**like, "more": like["step"]}) == "more is not there"
+    assert saved.unlike({"step": like["step"], "parameters": like["parameters"]}).endswith(" more are not here")
+    other = {**like, "parameters": {**like["parameters"], name: like["parameters"][name][:1]}}
+    assert f"parameters.{name} is (" in saved.unlike(other)
+    saved.close()
 
 
 def test_nothing_to_go_on_from_is_an_error(tmp_path: Path) -> None:
