@@ -73,12 +73,13 @@ def load_run(cfg: DictConfig, build: Sequence[str] = (), *, of_several: bool = F
         resolver.build(all_nodes["calibrate"], "stages.calibrate")  # checked, though nothing that it does is asked for
     built = {name: resolver.build(tree[name], name) for name in build if name in tree}
     tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
-    aliases = _aliases(cfg)
     unused, idle = _idle(cfg, nodes, build, all_nodes) if nodes else ({}, {})
     _check_idle(resolver, tree, idle)
     astray = [*_astray(cfg), *(() if of_several else unused.values())]
-    problems = [*astray, *(_as_typed(p, aliases, {*cfg}) for p in [*problems, *resolver.problems])]
-    if problems:
+    if problems := [*problems, *resolver.problems]:
+        aliases = _aliases(cfg)
+        problems = [_as_typed(p, aliases, {*cfg}) for p in problems]
+    if problems := [*astray, *problems]:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}

@@ -145,14 +145,13 @@ def input_rotation(block: Any, *, _root_: DictConfig) -> Any:
 
 
 def _quant_node(name: str, root: DictConfig) -> Any:
-    """What `quant=NAME` would compose to, around it the rest of the config."""
+    """What `quant=NAME` would compose to; what it refers to is looked up in the config, of which it is made a child: to
+    make both anew takes as long as to compose all the rest."""
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     loaded = repository.load_config(f"quant/{name}")
-    around = {k: v for k, v in OmegaConf.to_container(root, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
     option = OmegaConf.to_container(loaded.config)
     unread.note(option)
-    merged = OmegaConf.create({**around, "node": option})
-    return OmegaConf.to_container(merged.node, resolve=True)
+    return OmegaConf.to_container(OmegaConf.create(option, parent=root), resolve=True)
 
 
 def rules_with(file: Any, rules: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -150,7 +151,8 @@ def test_nothing_is_made_of_what_is_called_unused(flow: str, made: tuple[str, ..
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         given = [MODEL, f"flow={flow}", "paths.run=here", *NEEDED.get(flow, ()), *made]
-        config, other = (compose("config", given, return_hydra_config=True) for _ in range(2))
+        config = compose("config", given, return_hydra_config=True)
+        other = deepcopy(config)
         typed = [key for key in settings(OmegaConf.to_container(config, resolve=False)) if key != "quant"]
         with as_typed(config, typed), as_typed(other, typed):
             before = stages(config)
