@@ -16,6 +16,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.facts import gemma as gemma_facts
 from plugins.facts import gpt_oss
 from plugins.facts.dtypes import DEFAULT
+from plugins.facts.heads import head_dim as usual_head_dim
 from plugins.facts.rope import DEFAULT_THETA, parameters
 from plugins.formats.common.sizes import Sizes
 from plugins.formats.gguf import gemma
@@ -71,7 +72,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         inter=config["intermediate_size"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
+        head_dim=config.get("head_dim") or usual_head_dim(config.get("model_type"), hidden, heads),
         vocab=config["vocab_size"],
         experts=_experts(config) or 1,
         moe_inter=config.get("moe_intermediate_size") or 0,

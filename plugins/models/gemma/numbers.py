@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plugins.facts import gemma
+from plugins.facts.heads import HEAD_DIMS
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
 
@@ -39,7 +40,7 @@ class Numbers:
         # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
         hidden, layers = s.count("hidden_size", 2304), s.layers(26)
         heads, kv_heads = s.heads(8, 4)
-        head_dim, inter = s.count("head_dim", 256), s.count("intermediate_size", 9216)
+        head_dim, inter = s.count("head_dim", HEAD_DIMS["gemma3_text"]), s.count("intermediate_size", 9216)
         vocab, act = s.count("vocab_size", 262208), s.activation("hidden_activation", "gelu_pytorch_tanh")
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, True)
         scale = s.positive("query_pre_attn_scalar", float(gemma.QUERY_SCALE)) ** -0.5

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plugins.facts import gpt_oss
+from plugins.facts import heads as heads_of
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
 
@@ -38,8 +39,8 @@ class Numbers:
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, gpt_oss.layer_types(layers))
-        window = s.count("sliding_window")
-        head_dim = s.count("head_dim", hidden // heads)
+        window = s.count("sliding_window", gpt_oss.WINDOW)
+        head_dim = s.count("head_dim", heads_of.head_dim(gpt_oss.FAMILY, hidden, heads))
         experts = s.count("num_local_experts")
         chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
         fits = chosen <= experts or not s.sound("num_local_experts", "num_experts_per_tok")
