@@ -47,8 +47,9 @@ def several(file: str) -> list[str]:
             continue
         try:
             given = json.loads(line)
-        except ValueError as why:
-            raise ConfigError(f"prompts_file={file}: line {number} is no JSON: {why}") from None
+        except ValueError as why:  # whose own text counts lines anew
+            said = f"{why.msg} at character {why.colno}" if isinstance(why, json.JSONDecodeError) else why
+            raise ConfigError(f"prompts_file={file}: line {number} is no JSON: {said}") from None
         text = given.get("prompt") if isinstance(given, dict) else given
         if not isinstance(text, str) or not text:
             raise ConfigError(f"""prompts_file={file}: line {number}: a text or {{"prompt": "…"}} is expected""")

@@ -4,6 +4,7 @@ A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `j
 at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -93,6 +94,7 @@ class Attempt:
         self._made: dict[str, Made] = {}
         self._keys: Mapping[str, Key] = {}
         self._alone = len(sweep.jobs) == 1
+        self._first = math.inf
         self.records: list[Mapping[str, Any]] = []
         self.tracking: Tracking | None = None
         self._say, self._parent = say, parent
@@ -189,6 +191,11 @@ class Attempt:
         self._given[key] = record
         if not record.get("reused", False):
             self.journal.append(key, record)
+            self._worked(record["seconds"])
+
+    def _worked(self, seconds: float) -> None:
+        """Note work of the job's own, which ends now."""
+        self._first = min(self._first, time.time() - seconds)
 
     def take_keys(self, key: str, keys: Mapping[str, Key]) -> None:
         self.waiting.discard(key)
@@ -208,6 +215,8 @@ class Attempt:
             self._made[name] = result
             if self.plan.nodes[name].computes:
                 tries.made(self.job.run_dir, name)
+                if not result.found:
+                    self._worked(result.record["lasted"])
             if made_in == self.job.run_dir:
                 return
             if result.key is not None:
@@ -253,7 +262,9 @@ class Attempt:
         resolved_now = {n: m.key for n, m in made.items() if m.key is not None and plan.keys[n].open}
         large = [f for f in plan.inputs if f.xxh3_128 is None] if run.spine.digest_inputs else []
         given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
-        report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
+        # Jobs of a sweep begin together and take turns: one's time is from when it first works itself.
+        started = self.started if self._alone else max(self.started, min(self._first, time.time()))
+        report = build_report(run, plan, given, records, list(self.job.command), started, found)
         self.records = [*(self._given[k] for k in keys), *(m.record for m in made.values() if not m.found)]
         done = [r for r in self.records if not r.get("reused")]
         whole = len(done) == len(records) and not any(r.get("took") for r in done)

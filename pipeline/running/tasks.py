@@ -323,6 +323,7 @@ def _run(
         ctx = replace(ctx, results=member.Together(ctx.results or Results(ctx.run_dir / FOLDER)))
     with ExitStack() as own:
         here = replace(ctx, models=models or own.enter_context(ModelSlot()))
+        start = time.perf_counter()
         measured = own.enter_context(meter.metered())
         own.enter_context(meter.stage(name))
         own.enter_context(_looked_at(ctx))
@@ -332,7 +333,8 @@ def _run(
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
-    return Made(value, {**measured.record(), "of": name, "process": [os.getpid(), peak.nbytes()]})
+    lasted = time.perf_counter() - start
+    return Made(value, {**measured.record(), "of": name, "lasted": lasted, "process": [os.getpid(), peak.nbytes()]})
 
 
 @contextmanager

@@ -76,6 +76,14 @@ def test_what_is_said_of_runs_and_of_itself(here: Path, words: Sequence[str]) ->
     assert too_wide(said.err, 80) == []
 
 
+LATE = 0.3  # seconds from when a job is done until it is written down
+
+
+def by_time(here: Path, flow: str) -> list[Path]:
+    """Manifests of the runs of a flow, in the order in which they ended."""
+    return sorted(here.glob(f"outputs/gpt_oss-*{flow}*/manifest.json"), key=lambda file: file.stat().st_mtime_ns)
+
+
 def test_a_sweep_says_a_line_for_each_job_and_a_table_in_the_end(here: Path) -> None:
     sweep = ("-m", MAIN[0], "quant=mxfp4,int8", "flow=evaluate", SHORT[0])
     said = pipeline(*sweep, cwd=here, env={"COLUMNS": "80"})
@@ -85,6 +93,9 @@ def test_a_sweep_says_a_line_for_each_job_and_a_table_in_the_end(here: Path) -> 
     assert [line.split(":")[0] for line in lines] == ["[1/2] quant=mxfp4", "[2/2] quant=int8"]
     assert said.out.count("┏") == 1  # one table
     assert "unquantized" in said.out
+    # They are evaluated in turns: the second one's time is not from when the first one's began.
+    first, second = (json.loads(manifest.read_text()) for manifest in by_time(here, "flow=evaluate"))
+    assert second["started"] > first["started"] + first["seconds"] - LATE
 
 
 def test_text_is_shown_once_where_both_streams_are_one_place(here: Path) -> None:

@@ -14,7 +14,7 @@ from tests.cli.run import MAIN, kill_tree, pipeline, start
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
 FOUR = ("quant=mxfp4,int8", "export=plain,auto", "dask.chunk=256KiB")
-TIME = "done after [s]"
+TIME = "took [s]"
 
 
 def table(outputs: Path) -> list[list[str]]:

@@ -66,7 +66,7 @@ def test_jobs_are_compared_as_numbers(
     head, *rows = csv.reader((tmp_path / "sweep.csv").read_text().splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
     assert [float(row["perplexity"]) for row in table[:2]] == [70.123456789, 71.5]
-    assert (table[0]["top-1 [%]"], table[0]["size [B]"], table[0]["done after [s]"]) == ("93.25", "1024", "1.25")
+    assert (table[0]["top-1 [%]"], table[0]["size [B]"], table[0]["took [s]"]) == ("93.25", "1024", "1.25")
     assert table[0]["worst"] == "model.layers.0"
     assert table[2]["result"] == "failed: no such device"
     assert table[2]["perplexity"] == ""

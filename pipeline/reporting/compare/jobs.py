@@ -20,9 +20,9 @@ from pipeline.reporting.manifest import Report
 from pipeline.tables import shortened, table
 from pipeline.tensors.spec import UNQUANTIZED, called
 
-AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
-BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
-GOING = ("max abs", "RMSE", AFTER, "smaller", "SQNR", "top-1", "result")  # of the console's table, in this order
+TOOK = "took"  # since its own work began: jobs of one graph take turns, and share what they need
+BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (TOOK, "result")
+GOING = ("max abs", "RMSE", TOOK, "smaller", "SQNR", "top-1", "result")  # of the console's table, in this order
 NAMED = 32  # characters of a name in a picture, whose width it has to share
 FAILED, OF = "failed", ", of "
 
@@ -94,7 +94,7 @@ def ended(number: str, name: str, report: Report) -> str:
     found = _figures(report)
     shown = [f"{found[BITS]} bits a weight", str(found["size"])]
     shown += [f"{name} {value}" for name, value in _found(report).items() if isinstance(value, Figure)]
-    shown += ["complete before" if report.reused else f"{AFTER} {found[AFTER]}"]
+    shown += ["complete before" if report.reused else f"{TOOK} {found[TOOK]}"]
     return f"[{number}] {name}: {', '.join(shown)}: {report.run}"
 
 
@@ -103,7 +103,7 @@ def _table(lines: Sequence[Line], columns: Sequence[str], units: Mapping[str, st
     plain = [c for c in columns if c != "result" or any(line.get(c) != "done" for line in lines if c in line)]
     above = {c: f"{c} [{units[c]}]" if units[c] and units[c] not in ("B", "×") else c for c in plain}
     rows = [[_shown(line.get(c, "–"), bare=above[c] != c) for c in plain] for line in lines]
-    right = [i for i, c in enumerate(plain) if units[c] is not None or c in (BITS, *SIZES, *ERRORS, AFTER)]
+    right = [i for i, c in enumerate(plain) if units[c] is not None or c in (BITS, *SIZES, *ERRORS, TOOK)]
     return table("Sweep", [above[c] for c in plain], rows, right=right, drop=[above.get(c, c) for c in GOING])
 
 
@@ -127,7 +127,7 @@ def _figures(result: Any) -> Line:
         found |= zip(ERRORS, errors, strict=True)
     found |= _found(result)
     return found | {
-        AFTER: Figure(result.seconds, "s", ".1f", "lower"),
+        TOOK: Figure(result.seconds, "s", ".1f", "lower"),
         "result": "complete before" if result.reused else "done",
     }
 

@@ -22,18 +22,20 @@ def _attention(rope: bool, bias: tuple[str, ...], o_bias: bool) -> tuple[Row, ..
     for letter, out in (("q", "q"), ("k", "kv"), ("v", "kv")):
         reordered = rope and letter != "v"
         name, leaf = f"{L}self_attn.{letter}_proj.", f"{B}attn_{letter}."
-        rows.append(Row(f"{name}weight", (f"{leaf}weight",), (out, "hidden"), packs=True, rope=reordered))
+        shape = (out, "hidden")
+        rows.append(Row(f"{name}weight", (f"{leaf}weight",), shape, packs=True, rope=reordered, scaled=True))
         rows += [Row(f"{name}bias", (f"{leaf}bias",), (out,), rope=reordered, only_if=cond) for cond in bias]
-    rows.append(Row(f"{L}self_attn.o_proj.weight", (f"{B}attn_output.weight",), ("hidden", "q"), packs=True))
+    name, leaf = f"{L}self_attn.o_proj.", f"{B}attn_output."
+    rows.append(Row(f"{name}weight", (f"{leaf}weight",), ("hidden", "q"), packs=True, scaled=True))
     if o_bias:
-        rows += [Row(f"{L}self_attn.o_proj.bias", (f"{B}attn_output.bias",), ("hidden",), only_if=c) for c in bias]
+        rows += [Row(f"{name}bias", (f"{leaf}bias",), ("hidden",), only_if=c) for c in bias]
     return tuple(rows)
 
 
-def _mlp(bias: tuple[str, ...]) -> tuple[Row, ...]:
+def _mlp(bias: tuple[str, ...], scaled: bool) -> tuple[Row, ...]:
     rows = []
     for name, shape in (("gate", ("inter", "hidden")), ("up", ("inter", "hidden")), ("down", ("hidden", "inter"))):
-        rows.append(Row(f"{L}mlp.{name}_proj.weight", (f"{B}ffn_{name}.weight",), shape, packs=True))
+        rows.append(Row(f"{L}mlp.{name}_proj.weight", (f"{B}ffn_{name}.weight",), shape, packs=True, scaled=scaled))
         rows += [Row(f"{L}mlp.{name}_proj.bias", (f"{B}ffn_{name}.bias",), shape[:1], only_if=c) for c in bias]
     return tuple(rows)
 
@@ -62,14 +64,16 @@ def _gpt_oss() -> Iterator[Row]:
         end = "bias" if row.logical.endswith("bias") else "weight"
         leaves = tuple(f"{B}{leaf}.{end}" for leaf in GPT_OSS_LEAVES[module])
         projects = row.logical.endswith("_proj.weight")
-        yield Row(row.logical, leaves, row.shape, packs=row.packs or projects, only_if=row.only_if)
+        attends = projects and "self_attn" in module
+        yield Row(row.logical, leaves, row.shape, packs=row.packs or projects, only_if=row.only_if, scaled=attends)
 
 
 GPT_OSS_LAYER = tuple(_gpt_oss())
-LLAMA_LAYER = (IN_NORM, *_attention(True, ("attention_bias",), True), FFN_NORM, *_mlp(("mlp_bias",)))
-QWEN2_LAYER = (IN_NORM, *_attention(False, ("attention_bias",), False), FFN_NORM, *_mlp(()))
-QWEN3_LAYER = (IN_NORM, *_attention(False, (), False), *QK_NORMS, FFN_NORM, *_mlp(()))
+LLAMA_LAYER = (IN_NORM, *_attention(True, ("attention_bias",), True), FFN_NORM, *_mlp(("mlp_bias",), scaled=True))
+QWEN2_LAYER = (IN_NORM, *_attention(False, ("attention_bias",), False), FFN_NORM, *_mlp((), scaled=False))
+QWEN3_LAYER = (IN_NORM, *_attention(False, (), False), *QK_NORMS, FFN_NORM, *_mlp((), scaled=True))
 
+EXPERT = L + "mlp.experts.{e}."
 QWEN3MOE_LAYER = (
     IN_NORM,
     *_attention(False, (), False),
@@ -77,7 +81,7 @@ QWEN3MOE_LAYER = (
     FFN_NORM,
     Row(L + "mlp.gate.weight", (B + "ffn_gate_inp.weight",), ("experts", "hidden")),
     *(
-        Row(f"{L}mlp.experts.{{e}}.{x}_proj.weight", (f"{B}ffn_{x}_exps.weight",), shape, packs=True, each=True)
+        Row(f"{EXPERT}{x}_proj.weight", (f"{B}ffn_{x}_exps.weight",), shape, packs=True, each=True, scaled=True)
         for x, shape in (
             ("gate", ("moe_inter", "hidden")),
             ("up", ("moe_inter", "hidden")),
@@ -91,7 +95,7 @@ GEMMA3_LAYER = (
     *QK_NORMS,
     Row(L + "post_attention_layernorm.weight", (B + "post_attention_norm.weight",), ("hidden",)),
     Row(L + "pre_feedforward_layernorm.weight", (B + "ffn_norm.weight",), ("hidden",)),
-    *_mlp(()),
+    *_mlp((), scaled=False),
     Row(L + "post_feedforward_layernorm.weight", (B + "post_ffw_norm.weight",), ("hidden",)),
 )
 
@@ -101,7 +105,7 @@ ARCHS = {
     a.name: a
     for a in (
         Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,), aliases=("mistral",)),
-        Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, QWEN),
+        Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, QWEN, square=True),
         Arch("qwen3", "qwen3", "Qwen3ForCausalLM", QWEN3_LAYER, (*QWEN, ("attention_bias", False))),
         Arch(
             "qwen3moe",

@@ -19,7 +19,7 @@ from plugins.facts.dtypes import DEFAULT
 from plugins.facts.heads import head_dim as usual_head_dim
 from plugins.facts.rope import DEFAULT_THETA, parameters
 from plugins.formats.common.sizes import Sizes
-from plugins.formats.gguf import gemma
+from plugins.formats.gguf import gemma, yarn
 from plugins.formats.gguf.table import Arch
 from plugins.formats.gpt_oss.config import too_many_layers
 
@@ -52,8 +52,8 @@ MORE = {  # of one architecture
 TIED = frozenset({"gemma3_text"})  # embeddings are tied unless config.json says otherwise
 # What transformers takes for a key that is missing, where that is not what the architecture implies.
 ABSENT = {"norm_topk_prob": False}
-YARN = (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow"), ("yarn_attn_factor", "attention_factor"))
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+RAMP_ENDS = 1e-3  # of the way up a ramp: nearer to an end, rounding says more than the context
 MAX_HEAD_DIM = 65_536  # real heads have 512 dims at most, and tables are made of them
 MOST_TENSORS = 1 << 20  # of a model; the largest published ones have a tenth
 TOKEN_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -218,6 +218,9 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     if problems:
         return kv, None, problems
     sizes = sizes_of(config)
+    if arch.square and sizes.q != sizes.hidden:
+        text = f"{sizes.heads} heads of {sizes.head_dim} are {sizes.q}, hidden_size is {sizes.hidden}"
+        problems.append(Problem(WHERE, f"{text}; llama.cpp loads {arch.name} only where the two are the same"))
     if arch.name == "gpt-oss":
         kv[f"{arch.name}.expert_feed_forward_length"] = ("uint32", sizes.inter)
     if arch.name == "llama":
@@ -250,34 +253,51 @@ def _rope(arch: Arch, s: Settings, config: Mapping[str, Any], factors: Any) -> d
     problems, before = s.problems, len(s.problems)
     theta = s.positive("rope.freq_base", DEFAULT_THETA)
     kind, factor = s.get("rope.scaling.type", str, "none"), s.positive("rope.scaling.factor", None)
-    context = s.count("rope.scaling.original_context_length", None)
-    yarn = {hf: s.get(f"rope.scaling.{key}", float, None) for key, hf in YARN}
+    scaling = yarn.to_config(s, factor)
     if len(problems) > before:
         return {}
     where = f"{arch.name}.rope.scaling.type"
     if factors is not None:
-        factor = short(factors.max(initial=0))
-        rope = {**LLAMA3, "rope_type": "llama3", "factor": factor, "rope_theta": theta}
-        half = config["head_dim"] // 2
-        if factors.shape != (half,) or not factor > 0 or not np.isfinite(factors).all():
-            problems.append(Problem(ROPE_FREQS, f"is {list(factors.shape)}; {half} positive numbers are expected"))
-        elif not np.allclose(llama3_factors(rope, config["head_dim"]), factors, rtol=1e-3):
-            text = f"its factors are not those of llama 3 rope scaling by {rope['factor']}"
-            problems.append(Problem(ROPE_FREQS, text))
-        return {"rope_theta": theta, "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"}}
-    if kind == "none":
-        return {"rope_theta": theta, "rope_scaling": None}
+        rope = _llama3(theta, factors, config["head_dim"], problems)
+        return {"rope_theta": theta, "rope_scaling": rope}
+    if kind == "none":  # gpt-oss is scaled where config.json says nothing
+        return {"rope_theta": theta, "rope_scaling": {"rope_type": "default"} if arch.name == "gpt-oss" else None}
     if kind not in ("linear", "yarn") or factor is None:
         problems.append(Problem(where, f"is {kind!r:.60} by {factor!r:.60}; none, linear and yarn are known"))
         return {}
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = context
-        scaling |= {hf: value for hf, value in yarn.items() if value is not None}
-        if arch.name == "gpt-oss":
-            # A file cannot say `truncate`; llama.cpp always does.
-            scaling = {**{k: gpt_oss.YARN[k] for k in ("beta_fast", "beta_slow", "truncate")}, **scaling}
-    return {"rope_theta": theta, "rope_scaling": scaling}
+    if kind == "linear":
+        return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, "factor": factor}}
+    if arch.name == "gpt-oss":
+        scaling = {**{k: gpt_oss.YARN[k] for k in ("beta_fast", "beta_slow", "truncate")}, **scaling}
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, "factor": factor, **scaling}}
+
+
+def _llama3(theta: float, factors: Any, head_dim: int, problems: list[Problem]) -> dict[str, Any]:
+    """The rope scaling of llama 3 that makes `factors`.
+
+    They say where the ramp begins and ends, and not by which context it was computed: published models have 8192 and a
+    ramp from 1 to 4 turns of it, and any other context with such a ramp is found from the factors that lie on it.
+    """
+    factor = short(factors.max(initial=0))
+    rope = {**LLAMA3, "rope_type": "llama3", "factor": factor}
+    if factors.shape != (head_dim // 2,) or not factor > 0 or not np.isfinite(factors).all():
+        text = f"is {list(factors.shape)}; {head_dim // 2} positive numbers are expected"
+        problems.append(Problem(ROPE_FREQS, text))
+        return rope
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    with np.errstate(all="ignore"):
+        ramp = (1 / factors.astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+        wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    on = (ramp > RAMP_ENDS) & (ramp < 1 - RAMP_ENDS)
+    contexts = [LLAMA3["original_max_position_embeddings"]]
+    if on.any():
+        contexts.append(int(np.clip(np.round(np.median((low + ramp[on] * (high - low)) * wavelength[on])), 1, LARGEST)))
+    for context in contexts:
+        rope["original_max_position_embeddings"] = context
+        if np.allclose(llama3_factors({**rope, "rope_theta": theta}, head_dim), factors, rtol=1e-3):
+            return rope
+    problems.append(Problem(ROPE_FREQS, f"its factors are not those of llama 3 rope scaling by {factor}"))
+    return rope
 
 
 def _rope_kv(
@@ -287,7 +307,6 @@ def _rope_kv(
     s = Settings(rope, f"{WHERE} rope_parameters ")
     kind, theta = s.get("rope_type", str, "default"), s.positive("rope_theta", DEFAULT_THETA)
     numbers = {k: s.positive(k, None) for k in ("factor", *LLAMA3)}
-    yarn = {key: s.get(name, float, None) for key, name in YARN}
     s.refuse("partial_rotary_factor", "cannot be written", 1.0)
     problems += s.problems
     if s.problems:
@@ -313,12 +332,5 @@ def _rope_kv(
     kv[f"{arch.name}.rope.scaling.type"] = ("string", kind)
     kv[f"{arch.name}.rope.scaling.factor"] = ("float32", numbers["factor"])
     if kind == "yarn":
-        context = rope.get("original_max_position_embeddings")
-        if type(context) is not int or not 0 < context <= LARGEST:
-            problems.append(Problem(WHERE, f"yarn's original_max_position_embeddings is {context!r:.60}"))
-        else:
-            kv[f"{arch.name}.rope.scaling.original_context_length"] = ("uint32", context)
-        kv |= {
-            f"{arch.name}.rope.scaling.{key}": ("float32", value) for key, value in yarn.items() if value is not None
-        }
+        kv |= {f"{arch.name}.{key}": entry for key, entry in yarn.to_kv(rope, arch.name, sizes, problems).items()}
     return None

@@ -202,6 +202,10 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
     except ValueError as why:
         problems.append(Problem(where, str(why)))
         return None
+    if spec.scheme is not None and spec.scheme.second and not entry.scaled:
+        text = f"is {spec.encoding}; llama.cpp leaves its second scales out: quantize with quant.second=null"
+        problems.append(Problem(where, text))
+        return None
     if not entry.packs and kind != "F32":
         return Bound(spec, _parts(entry, "F32", kind))
     parts = _parts(entry, kind, "")

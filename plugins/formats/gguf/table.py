@@ -22,6 +22,8 @@ class Row:
         rope: rows are reordered within every head, see `packing.Ggml`.
         each: one tensor an expert, `{e}` in `logical`, all of them stacked in the leaf.
         only_if: attribute of `Sizes` that must be true for the tensor to exist.
+        scaled: in NVFP4 it may have second scales, a leaf of their own: llama.cpp multiplies by them what comes out.
+            Where it does not, it loads them and computes without (`build_ffn` in its models/).
     """
 
     logical: str
@@ -31,6 +33,7 @@ class Row:
     rope: bool = False
     each: bool = False
     only_if: str = ""
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Arch:
         layer: the table of one layer; embeddings, last norm and head are the same in all.
         fixed: config.json values that the architecture implies and the file cannot say otherwise.
         norms_plus: norms are stored plus one, see `packing.Ggml`.
+        square: llama.cpp takes heads times dims of a head to be the width.
         aliases: other model types whose checkpoints are written as this architecture: same names, same computation.
     """
 
@@ -53,6 +57,7 @@ class Arch:
     layer: tuple[Row, ...]
     fixed: tuple[tuple[str, object], ...] = ()
     norms_plus: bool = False
+    square: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -66,7 +71,7 @@ class Arch:
 HEAD = (Row("model.embed_tokens.weight", ("token_embd.weight",), ("vocab", "hidden"), packs=True),)
 TAIL = (
     Row("model.norm.weight", ("output_norm.weight",), ("hidden",)),
-    Row("lm_head.weight", ("output.weight",), ("vocab", "hidden"), packs=True, only_if="untied"),
+    Row("lm_head.weight", ("output.weight",), ("vocab", "hidden"), packs=True, only_if="untied", scaled=True),
 )
 
 
@@ -82,6 +87,7 @@ class Entry:
     lane_dim: int  # dimension that several leaves share in turns, from the end
     plus: bool  # stored plus one
     expert: int | None  # which matrix of the leaf it is, where the leaf stacks them
+    scaled: bool  # second scales are applied
 
 
 def entries(arch: Arch, sizes: Sizes) -> Iterator[Entry]:
@@ -101,4 +107,5 @@ def entries(arch: Arch, sizes: Sizes) -> Iterator[Entry]:
                         lane_dim=row.shape.index("gate_up") - len(row.shape) if len(row.leaves) > 1 else 0,
                         plus=arch.norms_plus and row.logical.endswith("norm.weight"),
                         expert=e,
+                        scaled=row.scaled and not (sizes.mlp_bias and ".mlp." in row.logical),
                     )

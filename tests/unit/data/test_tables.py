@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_with_file_and_line(name, tmp_path):
     assert len(found) == len(expected), found
     for problem, (where, what) in zip(found, expected, strict=True):
         assert where in problem.where
-        assert str(path) in problem.where
+        assert problem.where.startswith(str(path) if problem is found[0] else "a.csv, ")  # the path is said once
         assert what in problem.message
     with pytest.raises(PlanError) as error:
         opened(data, tmp_path)

@@ -288,6 +288,14 @@ def test_what_is_wrong_is_said_with_file_and_line_before_anything_else(name, tmp
     assert len(error.value.problems) == len(expected)
 
 
+def test_a_path_is_said_once_where_no_other_file_is_called_so(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    files = [written(folder, "a.jsonl", "{}\n{}\n") for folder in (tmp_path, other)]
+    assert [p.where for p in problems(Text((files[0],)))] == [f"{files[0]}, line 1", "a.jsonl, line 2"]
+    assert [p.where for p in problems(Text(tuple(files)))] == [f"{file}, line {n}" for file in files for n in (1, 2)]
+
+
 def test_all_of_it_at_once_in_bounded_room(tmp_path):
     lines = written(tmp_path, "many.jsonl", "{}\n" * 1000)
     empty = written(tmp_path, "empty.txt", "")

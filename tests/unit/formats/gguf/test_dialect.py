@@ -198,10 +198,69 @@ def test_rope_scaling_of_llama_3():
     assert decoded.config["rope_scaling"] == scaling
     assert decoded.config["rope_theta"] == 500000.0
     assert list(decoded.ignored) == ["rope_freqs.weight"]
+    for context in (24, 1000):  # of fewer positions than Llama's own
+        scaling["original_max_position_embeddings"] = context
+        config = {**toy_llama.CONFIG, "rope_parameters": {"rope_theta": 5000.0, **scaling}}
+        binding = encode(tensors, config)
+        given = binding.metadata["gguf"]
+        factors = np.frombuffer(binding.constants["rope_freqs.weight"], "<f4")
+        config = told(given["kv"], given["types"], {"rope_freqs.weight": factors})
+        assert GgufDialect().decode(binding.leaves, config).config["rope_scaling"] == scaling
     strange = told(given["kv"], given["types"], {"rope_freqs.weight": factors * np.linspace(1, 2, factors.size)})
     assert (
         "not those of llama 3" in problems(lambda: GgufDialect().decode(binding.leaves, strange))["rope_freqs.weight"]
     )
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 400.0, "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("more", "times", "back"),
+    [
+        ({}, None, None),
+        ({"attention_factor": 1.7}, 1.7, 1.7),
+        ({"mscale": 1.5, "mscale_all_dim": 0.7}, (1 + 0.15 * np.log(4)) / (1 + 0.07 * np.log(4)), "any"),
+        ({"attention_factor": 1.0}, 1.0, 1.0),
+        ({"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}, None, None),
+    ],
+)
+def test_yarn_as_llama_cpp_runs_it(more, times, back):
+    """Sines and cosines are multiplied by 1 + ln(factor) / 10 there, and by `attn_factor`."""
+    tensors = toy_llama.weights()
+    binding = encode(tensors, {**toy_llama.CONFIG, "rope_parameters": {**YARN, **more}})
+    kv = binding.metadata["gguf"]["kv"]
+    assert "llama.rope.scaling.yarn_attn_factor" not in kv
+    found = kv.get("llama.rope.scaling.attn_factor", ("float32", 1))[1]
+    assert found == pytest.approx(1 if times is None else times / (1 + 0.1 * np.log(4)))
+    scaling = GgufDialect().decode(binding.leaves, told(kv, binding.metadata["gguf"]["types"])).config["rope_scaling"]
+    if back == "any":
+        assert scaling.pop("attention_factor") == pytest.approx(times)
+    elif back is not None:
+        assert scaling.pop("attention_factor") == back
+    assert scaling == {k: v for k, v in YARN.items() if k != "rope_theta"} | {
+        k: v for k, v in more.items() if k.startswith("beta")
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"beta_fast": 4.0}, "beta_fast 4, beta_slow 1, truncate true: llama.cpp has 32, 1 and true"),
+        ({"truncate": False}, "truncate false: llama.cpp has"),
+        ({"beta_slow": 0.0}, "beta_slow: 0.0 must be positive"),
+        ({"rope_theta": 1.0}, "rope_theta is 1"),
+    ],
+)
+def test_yarn_that_llama_cpp_would_run_otherwise(more, text):
+    with pytest.raises(PlanError, match=text):
+        encode(toy_llama.weights(), {**toy_llama.CONFIG, "rope_parameters": {**YARN, **more}})
+
+
+def test_betas_that_change_nothing():
+    """Ends before the first pair are its own: those of a short context, whatever the betas."""
+    config = {**toy_llama.CONFIG, "rope_parameters": {**YARN, "original_max_position_embeddings": 24, "beta_fast": 3.0}}
+    assert encode(toy_llama.weights(), config).metadata["gguf"]["kv"]["llama.rope.scaling.yarn_beta_fast"][1] == 3
 
 
 # --- gpt-oss
@@ -276,6 +335,18 @@ def test_gpt_oss_refuses_what_llama_cpp_has_in_code():
     texts = " ".join(str(p) for p in why.value.problems)
     assert "swiglu_limit is 6.0" in texts
     assert "layer_types must be" in texts
+    yarn = {**config["rope_parameters"], "truncate": True}
+    with pytest.raises(PlanError, match="truncate is true; a GGUF file cannot say so"):
+        encode(tensors, {**config, "rope_parameters": yarn})
+
+
+def test_gpt_oss_that_is_not_scaled():
+    """A file without scaling is not the gpt-oss that is scaled where config.json says nothing."""
+    tensors, config = gpt_oss("bf16")
+    binding = encode(tensors, {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    given = binding.metadata["gguf"]
+    decoded = GgufDialect().decode(binding.leaves, told(given["kv"], given["types"]))
+    assert decoded.config["rope_scaling"] == {"rope_type": "default"}
 
 
 # --- what is refused

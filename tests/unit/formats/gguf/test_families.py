@@ -5,6 +5,7 @@ here. Every dimension is a different number.
 """
 
 import json
+import re
 from dataclasses import replace
 
 import gguf
@@ -17,7 +18,7 @@ from pipeline.ops import Kernel
 from pipeline.stage import Context
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4
+from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from pipeline.tensors.views import JoinedStore, grain, split
 from pipeline.testing.memory import MemoryStore, same, spec_of
@@ -58,7 +59,7 @@ MOE |= {"num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": True, "dec
 MOE |= {"mlp_only_layers": []}
 QWEN2 = {**SIZES, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"}
 QWEN2 |= {"attention_bias": True, "use_sliding_window": False, "rope_theta": 1000000.0, "rope_scaling": None}
-QWEN2 |= {"tie_word_embeddings": False}
+QWEN2 |= {"tie_word_embeddings": False, "head_dim": 16}  # llama.cpp takes q to be as wide as the rest
 CONFIGS = {"gemma3": GEMMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3moe": MOE}
 EXTRA = {
     "gemma3": {"attention.sliding_window": 9, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
@@ -352,27 +353,37 @@ def test_mistral_is_a_llama():
 # --- NVFP4's second scale, and what is kept of the metadata
 
 
+NVFP4 = Scheme("e2m1", 16, "e4m3", second="f32")
+
+
 def nvfp4_gpt_oss():
     """gpt-oss with gate and up of the experts in NVFP4, one second scale a matrix."""
-    from pipeline.tensors.scheme import Scheme
-
-    scheme = Scheme("e2m1", 16, "e4m3", second="f32")
     toy = toy_gpt_oss.make("hf", "mxfp4")
     tensors = {n: QTensor(*v, MXFP4) if isinstance(v, tuple) else v for n, v in toy.logical.items()}
     for name, value in tensors.items():
         if name.endswith("gate_up_proj"):  # rows of the other are no whole NVFP4 blocks of GGUF
-            tensors[name] = quantized(scheme, value.shape, 3)
+            tensors[name] = quantized(NVFP4, value.shape, 3)
     return tensors, toy.config
+
+
+def is_nvfp4(value):
+    return isinstance(value, QTensor) and value.scheme == NVFP4
 
 
 def test_second_scales_of_gate_and_up():
     """The two leaves of a fused tensor repeat its one scale a matrix; equal ones are read as one, others refused."""
     tensors, config = nvfp4_gpt_oss()
-    binding = Dialect().encode({n: spec_of(a) for n, a in tensors.items()}, config)
-    leaves = leaves_of(binding, tensors)
-    name = "model.layers.1.mlp.experts.gate_up_proj"
-    for leaf in ("blk.1.ffn_gate_exps.scale", "blk.1.ffn_up_exps.scale"):
-        assert same(leaves[leaf], tensors[name].second.reshape(-1))
+    alone = Scheme("e2m1", 16, "e4m3")
+    first = {n: QTensor(v.codes, v.scales, alone) if is_nvfp4(v) else v for n, v in tensors.items()}
+    written = Dialect().encode({n: spec_of(a) for n, a in first.items()}, config)
+    seconds = {
+        f"blk.{n}.ffn_{x}_exps.scale": tensors[f"model.layers.{n}.mlp.experts.gate_up_proj"].second.reshape(-1)
+        for n in range(toy_gpt_oss.LAYERS)
+        for x in ("gate", "up")
+    }
+    leaves = leaves_of(written, first) | seconds
+    binding = replace(written, leaves=dict(written.leaves) | {n: spec_of(a) for n, a in seconds.items()})
+    binding.metadata["gguf"]["types"].update(dict.fromkeys(seconds, "F32"))
     peeked = {n: a for n, a in leaves.items() if n.endswith("_exps.scale")}
     given = {"gguf": binding.metadata["gguf"], "<leaves>": peeked}
     store = JoinedStore(MemoryStore(leaves), Dialect().decode(binding.leaves, given))
@@ -385,6 +396,51 @@ def test_second_scales_of_gate_and_up():
     alone = {n: s for n, s in binding.leaves.items() if n != "blk.1.ffn_up_exps.scale"}
     with pytest.raises(PlanError, match="need the same second scales"):
         Dialect().decode(alone, given)
+
+
+def in_nvfp4(config, *ends):
+    """Specs with the matrices whose names end so in NVFP4, all as wide as takes whole blocks of it."""
+    wide = {"hidden_size": 384, "intermediate_size": 640, "moe_intermediate_size": 256, "head_dim": 64}
+    config = {**config, **{k: v for k, v in wide.items() if k in config}, "query_pre_attn_scalar": 64}
+    specs = {n: spec_of(a) for n, a in weights(config).items()}
+    return config, {n: replace(s, scheme=NVFP4) if n.endswith(ends) else s for n, s in specs.items()}
+
+
+# Which products llama.cpp (of llama_cpp_python 0.3.36) multiplies by a second scale, found by comparing logits of toys
+# with transformers': they were NaN (qwen2, gemma3) or another model's (gpt-oss) elsewhere, and files whose embedding
+# has such scales did not load.
+SECOND = {
+    "qwen2": ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "lm_head.weight"),
+    "qwen3": ("self_attn.v_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
+    "qwen3moe": ("self_attn.k_proj.weight", ".up_proj.weight", ".down_proj.weight"),
+    "gemma3": ("self_attn.q_proj.weight", "self_attn.o_proj.weight"),
+}
+NO_SECOND = {
+    "qwen2": ("mlp.gate_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"),
+    "qwen3": ("embed_tokens.weight",),
+    "qwen3moe": ("embed_tokens.weight",),
+    "gemma3": ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_second_scales_are_written_where_llama_cpp_multiplies_by_them(name):
+    config, specs = in_nvfp4(CONFIGS[name], *SECOND[name])
+    leaves = Dialect().encode(specs, config).leaves
+    packed = {re.sub(r"experts\.\d+", "experts", n) for n in specs if n.endswith(SECOND[name])}  # a stack has one leaf
+    assert len([n for n in leaves if n.endswith(".scale")]) == len(packed)
+    for end in NO_SECOND[name]:
+        config, specs = in_nvfp4(CONFIGS[name], end)
+        with pytest.raises(PlanError, match=r"leaves its second scales out: quantize with quant\.second=null"):
+            Dialect().encode(specs, config)
+        none = {n: replace(s, scheme=replace(NVFP4, second=None)) if s.scheme else s for n, s in specs.items()}
+        assert not [n for n in Dialect().encode(none, config).leaves if n.endswith(".scale")]
+
+
+def test_second_scales_of_experts_that_llama_cpp_leaves_out():
+    tensors, config = nvfp4_gpt_oss()
+    with pytest.raises(PlanError, match=r"experts\.gate_up_proj: .*leaves its second scales out"):
+        Dialect().encode({n: spec_of(a) for n, a in tensors.items()}, config)
 
 
 @pytest.mark.parametrize(

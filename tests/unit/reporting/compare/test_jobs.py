@@ -99,7 +99,7 @@ def test_a_job_that_failed_is_seen_in_80_columns(tmp_path: Path, monkeypatch: An
 def test_a_job_ends_with_a_line() -> None:
     said = ended("2/4", "quant=a", replace(job(40.0, 1024), run="/runs/a b"))
     assert said.startswith("[2/4] quant=a: 4.000 bits a weight, 1.0 KiB, perplexity 40.000, KL 0.0100 nats, ")
-    assert said.endswith(", done after 1.2 s: /runs/a b")
+    assert said.endswith(", took 1.2 s: /runs/a b")
 
 
 def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
