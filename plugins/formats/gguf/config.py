@@ -16,7 +16,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.facts import gemma as gemma_facts
 from plugins.facts import gpt_oss
 from plugins.facts.dtypes import DEFAULT
-from plugins.facts.heads import head_dim as usual_head_dim
+from plugins.facts.heads import usual_head_dim
 from plugins.facts.rope import DEFAULT_THETA, parameters
 from plugins.formats.common.sizes import Sizes
 from plugins.formats.gguf import gemma, yarn

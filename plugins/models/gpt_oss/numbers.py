@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plugins.facts import gpt_oss
-from plugins.facts import heads as heads_of
+from plugins.facts.heads import usual_head_dim
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
 
@@ -40,7 +40,7 @@ class Numbers:
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, gpt_oss.layer_types(layers))
         window = s.count("sliding_window", gpt_oss.WINDOW)
-        head_dim = s.count("head_dim", heads_of.head_dim(gpt_oss.FAMILY, hidden, heads))
+        head_dim = s.count("head_dim", usual_head_dim(gpt_oss.FAMILY, hidden, heads))
         experts = s.count("num_local_experts")
         chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
         fits = chosen <= experts or not s.sound("num_local_experts", "num_experts_per_tok")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plugins.facts import heads as heads_of
+from plugins.facts.heads import usual_head_dim
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
 
@@ -41,7 +41,7 @@ class Numbers:
         s = ModelSettings(config, tensors)
         qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
-        head_dim = s.count("head_dim", heads_of.head_dim(config["model_type"], hidden, heads))
+        head_dim = s.count("head_dim", usual_head_dim(config["model_type"], hidden, heads))
         vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
         act, eps = s.activation("hidden_act", "silu"), s.positive("rms_norm_eps", 1e-6)
         tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)

@@ -17,7 +17,7 @@ from pipeline.strictjson import read_object
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec
 from plugins.engine.load import parameters as declared
-from plugins.facts.heads import head_dim
+from plugins.facts.heads import usual_head_dim
 from plugins.models.common import settings
 from plugins.models.common.layers import ACTIVATIONS
 from plugins.models.common.weights import Weights
@@ -88,7 +88,7 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it() -> None:
     read = gpt_oss.Numbers.read(silent)
     assert (read.eps, read.attention[0].head_dim, read.attention[0].window) == (1e-5, 64, 128)
     for name, dims in {"gpt_oss": 64, "qwen2": 9, "qwen3": 128, "qwen3_moe": 9, "gemma3_text": 256, "llama": 9}.items():
-        assert head_dim(name, 72, 8) == dims
+        assert usual_head_dim(name, 72, 8) == dims
     silent = {k: v for k, v in config("mistral").items() if k not in ("rms_norm_eps", "sliding_window")}
     assert (llama.Numbers.read(silent).eps, llama.Numbers.read(silent).attention[0].window) == (1e-6, 4096)
     assert llama.Numbers.read({**silent, "sliding_window": None}).attention[0].window is None

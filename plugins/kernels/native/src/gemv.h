@@ -161,9 +161,9 @@ WM_INLINE void times_units(const Gemv& q, const float* s, const Arranged& x, flo
 }
 
 template <class L, int R, int M, Scaled HOW>
-static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int of, const Arranged* x, float* const* y,
+static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int given, const Arranged* x, float* const* y,
                  float* scratch) {
-  const int rows = IN_TURN<L, HOW> && M > 2 ? of : M;
+  const int rows = IN_TURN<L, HOW> && M > 2 ? given : M;
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
