@@ -242,7 +242,7 @@ class Runtime:
     ) -> tuple[Any, Any]:
         """Remember `tokens` [B, T]; the cache, and `last` [B, D] with the hidden states at `pick` [B] (-1: none)."""
         fn = partial(_prefill, fresh=fresh)
-        args = (cache, *map(jnp.asarray, (tokens, positions, pick)), last)
+        args = (cache, *jax.device_put((tokens, positions, pick)), last)
         return self.call("prefill", fn, *args, static=fresh, donate=(0, 4))  # type: ignore[no-any-return]
 
     def first(self, last: Any, seen: Any, keys: Any, numbers: Any, kind: Any) -> tuple[Any, Any]:

@@ -23,18 +23,19 @@ vocabulary is sorted for it."""
 
 def numbers(s: Sampling) -> dict[str, Any]:
     """The options that are numbers, as arrays: what is not compiled in."""
-    return {
-        "temperature": jnp.float32(s.temperature or 1.0),
-        "top_k": jnp.int32(s.top_k),
-        "top_p": jnp.float32(s.top_p),
-        "min_p": jnp.float32(s.min_p),
-        "penalty": jnp.float32(s.repetition_penalty),
+    found: dict[str, Any] = {
+        "temperature": np.float32(s.temperature or 1.0),
+        "top_k": np.int32(s.top_k),
+        "top_p": np.float32(s.top_p),
+        "min_p": np.float32(s.min_p),
+        "penalty": np.float32(s.repetition_penalty),
     }
+    return {name: jax.device_put(value) for name, value in found.items()}  # `jnp.float32` compiles a program
 
 
 def ends(tokens: Collection[int]) -> Any:
     """After which a row ends, int32, in a size that programs are compiled for; `NOTHING` is one, and fills it up."""
-    return jnp.asarray(np.resize([NOTHING, *sorted(tokens)], power_of_two(1 + len(tokens), 8)), jnp.int32)
+    return jax.device_put(np.resize([NOTHING, *sorted(tokens)], power_of_two(1 + len(tokens), 8)).astype(np.int32))
 
 
 def penalize(logits: Any, seen: Any, penalty: Any) -> Any:

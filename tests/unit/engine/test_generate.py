@@ -110,8 +110,9 @@ def test_best_of_n(model: Any, prompts: list[list[int]], thorough: bool) -> None
 
 def test_keys_differ_by_seed_prompt_and_turn() -> None:
     prompts = [[1, 2, 3], [1, 2], [3, 2, 1], [1, 2, 3], [1, 2, 3], [1], [0, 1]]
-    found = [np.asarray(jax.random.key_data(_keys(seed, prompts, 8)))[:7] for seed in (0, 1)]
-    assert len({tuple(key) for keys in found for key in keys.tolist()}) == 14
+    seeds = (0, 1, -1, 1 << 32, (1 << 32) - 1)
+    found = [np.asarray(jax.random.key_data(_keys(seed, prompts, 8)))[:7] for seed in seeds]
+    assert len({tuple(key) for keys in found for key in keys.tolist()}) == 7 * len(seeds)
 
 
 @pytest.mark.usefixtures("quick")
