@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline import subnormals
 from pipeline.errors import ValueRangeError
 from pipeline.method import Method
 from pipeline.tensors.spec import numpy_dtype
@@ -47,8 +48,10 @@ class Hosted:
     method: Method
     stack: bool
 
+    @subnormals.kept()
     def __call__(self, w: Any) -> Any:
-        """What `w` decodes to; NaN where it cannot be quantized, as in compiled programs."""
+        """What `w` decodes to, to the bit as when it is written; NaN where it cannot be quantized, as in compiled
+        programs."""
         given = np.asarray(w)
         try:
             found = [self.method.decode(self.method.encode(one), "F32") for one in (given if self.stack else (given,))]

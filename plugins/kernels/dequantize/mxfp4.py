@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import subnormals
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.codecs.mx import E2M1_MAGNITUDES, E8M0_BIAS, E8M0_NAN
@@ -20,6 +21,7 @@ _PAIR: dict[str, Any] = {"BF16": np.dtype(np.uint32), "F16": np.dtype(np.uint32)
 
 
 @cache
+@subnormals.kept()
 def table(dtype: str) -> Any:
     """Both values of a packed byte under a scale: unsigned `[256 · 256]`, entry scale · 256 + byte."""
     from plugins.kernels.cast.numpy import cast

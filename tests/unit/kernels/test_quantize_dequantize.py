@@ -16,7 +16,10 @@ from pipeline.errors import StageError, ValueRangeError
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import MXFP4, Scheme
 from plugins.kernels.codecs.scales import powers
-from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built
+from plugins.kernels.dequantize import mxfp4
+from plugins.kernels.quantize.mxfp4 import errors, tile
+from plugins.train.rounding import Hosted, through_host
+from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, on
 
 BF16 = ml_dtypes.bfloat16
 OP = Kernel("quantize_dequantize", ("xla",))
@@ -250,6 +253,31 @@ def test_what_a_scale_is_worth_is_no_matter_of_the_thread_that_asks_first() -> N
     assert powers()[127] == 1
     assert powers()[254] == 2.0**127
     assert np.isnan(powers()[255])
+
+
+ANSWER = jax.ShapeDtypeStruct((), jnp.bool_)
+TABLES = {
+    "decoded": partial(mxfp4.table, "F32"), "thresholds": partial(tile.thresholds, "even"),
+    "halves": partial(errors._half_scales, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_nor_is_it_to_what_a_table_holds(name: str) -> None:
+    table = TABLES[name]
+    expected = table().copy()
+    table.func.cache_clear()
+    jax.block_until_ready(jax.jit(lambda: jax.pure_callback(lambda: table().size == 1, ANSWER))())
+    assert table().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "native"])
+def test_a_method_of_the_host_rounds_in_a_program_as_outside(kernels: str) -> None:
+    x = np.ldexp(np.resize(np.float32([1, -0.5, 0.75, 0.25, -0.125, 1.5, 0.0]), (4, 64)), -np.arange(124, 128)[:, None])
+    by = Hosted(on(built("mxfp4"), kernels), stack=False)
+    found = by(x)
+    assert np.any((found != 0) & (np.abs(found) < 2.0**-126))
+    check(found, jax.jit(lambda x: through_host(x, by))(x))
 
 
 ONE = {

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pipeline import subnormals
 from pipeline.tensors.spec import dtype_name
 from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.codecs.mx import E2M1_MAGNITUDES, E2M1_MAX, E8M0_BIAS, E8M0_NAN
@@ -32,6 +33,7 @@ _MAGNITUDES = np.array(E2M1_MAGNITUDES)
 
 
 @cache
+@subnormals.kept()
 def _half_scales(copies: int) -> Any:
     """float32 `[256, copies]`: half of each scale, for magnitudes that come doubled."""
     return np.repeat((_SCALES / 2).astype(np.float32)[:, None], copies, axis=1)

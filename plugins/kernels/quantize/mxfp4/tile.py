@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pipeline import subnormals
 from plugins.kernels.codecs.mx import E2M1_BOUNDARIES, E8M0_BIAS, E8M0_NAN
 from plugins.kernels.quantize import ScaleRule, Ties, Tiny, Zero
 
@@ -41,6 +42,7 @@ class Scratch:
 
 
 @cache
+@subnormals.kept()
 def thresholds(ties: Ties) -> Any:
     """int16 `[256, 7]`: for each scale byte, the least bfloat16 magnitude pattern that codes past boundary k."""
     units = np.ldexp(1.0, np.arange(256) - E8M0_BIAS)[:, None]
