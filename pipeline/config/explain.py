@@ -22,7 +22,10 @@ from pipeline.config.grammar import misread
 from pipeline.config.options import CONF, options, search_override
 from pipeline.config.overrides import parsed_override
 from pipeline.config.synonyms import meant
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
+from pipeline.errors import ConfigError, WeightmillError, did_you_mean, nearest, some
+
+MOST_PLACES = 2
+"""In which what is called as the end of a wrong key may be, and is meant; `dtype` and `path` are in many."""
 
 
 def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) -> Exception:
@@ -209,8 +212,7 @@ def _unknown_key(key: str, config: Any, below: list[str]) -> str:
             if parent == "stages" and part in options("stages"):
                 with_it = f"'stages=[{','.join(names)}]' with {part} where it belongs runs it"
                 return f"{part!r} is none of this run's stages; {with_it}"
-            near = _named(key, node) if not parent else ""
-            near = near or did_you_mean(part, [*names, *groups])
+            near = _named(key, config) or did_you_mean(part, [*names, *groups])
             return f"there is no {part!r} in {parent or 'the config'}{near}{_elsewhere(key)}"
         parent = f"{parent}.{part}" if parent else part
         node = node._get_node(part)
@@ -225,16 +227,20 @@ def _unknown_key(key: str, config: Any, below: list[str]) -> str:
     return f"{key!r} cannot be set so"
 
 
-def _named(name: str, config: Any) -> str:
-    """Where in the config, not far down, something is called so."""
-    if name == "source":
+def _named(key: str, config: Any) -> str:
+    """Where in the config, not far down, something is called so, if it is in few places: `sampling.max_tokens` for
+    `max_tokens` and for `generate.max_tokens`; but not for `samplng.max_tokens`, in which another part is wrong."""
+    group, _, name = key.rpartition(".")
+    if key == "source":
         return "; did you mean model.source?"
+    if any(OmegaConf.select(config, f"{near}.{name}") is not None for near in nearest(group, map(str, config))):
+        return ""
     whole: Any = OmegaConf.to_container(config, resolve=False)
     nodes = {
         group: node for group, node in whole.items() if group not in ("stages", "hydra") and isinstance(node, dict)
     }
     found = [f"{group}.{name}" for group, node in nodes.items() if name in node]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return f"; did you mean {' or '.join(found)}?" if found and (not group or len(found) <= MOST_PLACES) else ""
 
 
 def _elsewhere(key: str) -> str:

@@ -71,6 +71,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} {{model.rules={{match: x}}}}", 2, "a list is expected, 'model.rules=[{match: x}]'"),
     (f"{G} {{model.rules=[to: keep]}}", 2, "a mapping is expected, of {to: …, match: …, role: …}, got 'to: keep'"),
     (f"{G} max_tokens=9", 2, "did you mean sampling.max_tokens?"),
+    (f"{G} generate.max_tokens=9", 2, "there is no 'generate' in the config; did you mean sampling.max_tokens?"),
+    (f"{G} engine.max_tokens=9", 2, "there is no 'max_tokens' in engine; did you mean sampling.max_tokens?"),
+    (f"{G} samplng.max_tokens=9", 2, "there is no 'samplng' in the config; did you mean 'sampling'?"),
     (f"{G} flow=generate sampling.temperature=hot", 2, "sampling.temperature: a number is expected, got 'hot'"),
     (f"{G} {{export.path=a b!}}", 2, "' ' ends a value; one with it goes in quotes, here 'export.path=\"a b!\"'"),
     # Numbers beyond all bounds.
