@@ -206,6 +206,7 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
         text = f"sliding_window is {config['sliding_window']!r}; llama in GGUF has none, every layer sees everything"
         problems.append(Problem(WHERE, text))
     s = Settings(config, f"{WHERE} ")
+    s.refuse("is_causal", "only causal attention is written", True)
     for name in ("num_local_experts", "num_experts", "moe_intermediate_size") if arch.experts else ():
         s.count(name, 1)
     s.count("head_dim", 2, MAX_HEAD_DIM)

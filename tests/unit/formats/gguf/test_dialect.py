@@ -263,6 +263,18 @@ def test_betas_that_change_nothing():
     assert encode(toy_llama.weights(), config).metadata["gguf"]["kv"]["llama.rope.scaling.yarn_beta_fast"][1] == 3
 
 
+@pytest.mark.parametrize(
+    ("inside", "beside", "context"),
+    [({"original_max_position_embeddings": 99}, {"original_max_position_embeddings": 4096}, 4096), ({}, {}, 2048)],
+)
+def test_the_context_is_that_of_the_model(inside, beside, context):
+    """Beside the other settings it goes first, and where there is none, the longest one counts."""
+    rope = {"rope_type": "yarn", "rope_theta": 400.0, "factor": 4.0, **inside}
+    config = {**toy_llama.CONFIG, "max_position_embeddings": 2048, "rope_parameters": rope, **beside}
+    kv = encode(toy_llama.weights(), config).metadata["gguf"]["kv"]
+    assert kv["llama.rope.scaling.original_context_length"] == ("uint32", context)
+
+
 # --- gpt-oss
 
 
@@ -426,9 +438,10 @@ def test_everything_wrong_at_once_when_writing():
             "partial_rotary",
         ),
         (
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-            "original_max_position_embeddings",
+            {"rope_parameters": {**YARN, "original_max_position_embeddings": 0.5}},
+            "original_max_position_embeddings is 0.5",
         ),
+        ({"is_causal": False}, "is_causal: False"),
     ],
 )
 def test_configs_that_cannot_be_written(change, text):
