@@ -39,7 +39,8 @@ class Numbers:
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, gpt_oss.layer_types(layers))
-        window = s.count("sliding_window", gpt_oss.WINDOW)
+        window = s.window(gpt_oss.WINDOW)
+        s.slides(types, window)
         head_dim = s.count("head_dim", usual_head_dim(gpt_oss.FAMILY, hidden, heads))
         experts = s.count("num_local_experts")
         chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))

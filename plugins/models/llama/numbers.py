@@ -41,16 +41,15 @@ class Numbers:
         act = s.activation("hidden_act", "silu")
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, False)
         bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
-        slides = mistral and s.config.get("sliding_window", WINDOW)  # null is none, and absent MistralConfig's default
-        window = s.count("sliding_window", WINDOW) if slides else None
+        window = s.window(WINDOW) if mistral else None
         types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
+        if mistral:
+            s.slides(types, window)
         s.check()
         rope = RopeFrequencies.read(config, head_dim)
 
         def attention(kind: str) -> AttentionShape:
             seen = window if kind == "sliding_attention" else None
-            return AttentionShape(
-                hidden, heads, kv_heads, head_dim, rope, window=seen or None, bias=bias, out_bias=bias
-            )
+            return AttentionShape(hidden, heads, kv_heads, head_dim, rope, window=seen, bias=bias, out_bias=bias)
 
         return cls(vocab, hidden, inter, eps, act, tied, mlp_bias, tuple(map(attention, types)))
