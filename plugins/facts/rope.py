@@ -48,6 +48,8 @@ def parameters(
     if found.get("rope_theta") is None:
         stated = config.get("rope_theta")
         found["rope_theta"] = theta if stated is None else stated
+    if "truncate" in found:
+        found["truncate"] = False if found["truncate"] is None else found["truncate"]  # null is no
     contexts = (context, found.get(CONTEXT), config.get("max_position_embeddings"))
     if found["rope_type"] in STRETCHED and (known := [c for c in contexts if c is not None]):
         found[CONTEXT] = known[0]

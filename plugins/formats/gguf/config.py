@@ -232,7 +232,7 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
         kv |= gemma.to_kv(config, sizes, problems)
         settings = gemma_facts.rope(config, gemma_facts.FULL)
     else:
-        settings = parameters(config)
+        settings = gpt_oss.rope(config) if arch.name == "gpt-oss" else parameters(config)
     factors = _rope_kv(arch, kv, settings, sizes, problems)
     return kv, factors, problems
 

@@ -43,7 +43,10 @@ class Numbers:
         s.slides(types, window)
         head_dim = s.count("head_dim", usual_head_dim(gpt_oss.FAMILY, hidden, heads))
         experts = s.count("num_local_experts")
-        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
+        chosen = s.count("num_experts_per_tok", gpt_oss.CHOSEN)
+        if config.get("num_experts_per_tok") is None:
+            text = f"transformers reads num_experts_per_tok, and takes {chosen} where that is absent"
+            s.refuse("experts_per_token", text, chosen)
         fits = chosen <= experts or not s.sound("num_local_experts", "num_experts_per_tok")
         s.require("num_experts_per_tok", fits, f"{chosen} of {experts} experts")
         s.one_of("hidden_act", (gpt_oss.ACTIVATION,), gpt_oss.ACTIVATION)

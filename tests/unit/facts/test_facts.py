@@ -76,6 +76,8 @@ def test_what_is_not_said() -> None:
     assert gemma.rope({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, gemma.FULL) == {
         "rope_theta": 1e6, "rope_type": "linear", "factor": 8.0,
     }  # fmt: skip
+    assert gpt_oss.rope({"rope_parameters": {}}) == {"rope_theta": 15e4, "rope_type": "default"}
+    assert rope.parameters({"rope_scaling": {"rope_type": "yarn", "truncate": None}})["truncate"] is False
     by_kind = {"rope_parameters": {gemma.FULL: {"rope_type": "default"}, gemma.SLIDING: {"rope_type": "default"}}}
     assert [gemma.rope(by_kind, kind)["rope_theta"] for kind in (gemma.FULL, gemma.SLIDING)] == [1e6, 1e4]
 

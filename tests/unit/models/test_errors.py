@@ -270,6 +270,10 @@ GIVEN: dict[str, tuple[Callable[[], Checkpoint], str, str]] = {
     "layers that slide over nothing": (
         lambda: gpt_oss(sliding_window=None), "config.json sliding_window", "needs a window, and it is null"
     ),
+    "choices under another name": (
+        lambda: gpt_oss(num_experts_per_tok=None, experts_per_token=2), "config.json experts_per_token",
+        "2: transformers reads num_experts_per_tok, and takes 4 where that is absent",
+    ),
     "heads that share unevenly": (
         lambda: llama(num_key_value_heads=4), "config.json num_key_value_heads", "6 heads cannot share 4"
     ),

@@ -284,6 +284,19 @@ def gpt_oss(experts):
     return tensors, toy.config
 
 
+def test_gpt_oss_that_is_silent_on_its_ropes():
+    """Which are then those of gpt-oss, and no plain ones."""
+    tensors, config = gpt_oss("bf16")
+    kv = encode(tensors, {k: v for k, v in config.items() if k != "rope_parameters"}).metadata["gguf"]["kv"]
+    wanted = {
+        "freq_base": 15e4,
+        "scaling.type": "yarn",
+        "scaling.factor": 32.0,
+        "scaling.original_context_length": 4096,
+    }
+    assert {key: kv[f"gpt-oss.rope.{key}"][1] for key in wanted} == wanted
+
+
 @pytest.mark.parametrize("experts", ["bf16", "mxfp4"])
 def test_gpt_oss_both_ways(experts):
     tensors, config = gpt_oss(experts)
