@@ -14,7 +14,7 @@ from pipeline.errors import Problem, did_you_mean
 from pipeline.settings import LARGEST, Settings, is_a
 from pipeline.tensors.spec import TensorSpec
 from plugins.facts import gemma as gemma_facts
-from plugins.facts import gpt_oss
+from plugins.facts import gpt_oss, mistral
 from plugins.facts.dtypes import DEFAULT
 from plugins.facts.heads import usual_head_dim
 from plugins.facts.rope import DEFAULT_THETA, parameters
@@ -202,8 +202,10 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     for name, only in arch.fixed:
         if (given := config.get(name, ABSENT.get(name, only))) != only:
             problems.append(Problem(WHERE, f"{name} is {given!r:.80}; {arch.name} in GGUF has {only!r}"))
-    if arch.name == "llama" and config.get("sliding_window") is not None:
-        text = f"sliding_window is {config['sliding_window']!r}; llama in GGUF has none, every layer sees everything"
+    window = config.get("sliding_window", mistral.WINDOW if config.get("model_type") == "mistral" else None)
+    if arch.name == "llama" and window is not None:
+        said = "is" if "sliding_window" in config else "is absent, which means"
+        text = f"sliding_window {said} {window!r}; llama in GGUF has none, every layer sees everything"
         problems.append(Problem(WHERE, text))
     s = Settings(config, f"{WHERE} ")
     s.refuse("is_causal", "only causal attention is written", True)

@@ -5,12 +5,11 @@ Facts from transformers (`models/llama`, `models/mistral`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from plugins.facts import mistral
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
-
-WINDOW: Final = 4096  # keys that a query of Mistral sees, where config.json is silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,16 @@ class Numbers:
     def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
         """By `ModelSettings`, whose errors it raises, and `RopeFrequencies.read`."""
         s = ModelSettings(config, tensors)
-        mistral = config.get("model_type") == "mistral"
+        slides = config.get("model_type") == "mistral"
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         head_dim = s.count("head_dim", hidden // heads)
         inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
         act = s.activation("hidden_act", "silu")
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, False)
         bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
-        window = s.window(WINDOW) if mistral else None
+        window = s.window(mistral.WINDOW) if slides else None
         types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
-        if mistral:
+        if slides:
             s.slides(types, window)
         s.check()
         rope = RopeFrequencies.read(config, head_dim)
