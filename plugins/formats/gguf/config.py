@@ -49,6 +49,7 @@ MORE = {  # of one architecture
     ),
     "gemma3": (WINDOW,),
 }
+BIASED = frozenset({"qwen2", "gpt_oss"})  # queries, keys and values are, unless config.json says otherwise
 TIED = frozenset({"gemma3_text"})  # embeddings are tied unless config.json says otherwise
 # What transformers takes for a key that is missing, where that is not what the architecture implies.
 ABSENT = {"norm_topk_prob": False}
@@ -76,7 +77,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         vocab=config["vocab_size"],
         experts=_experts(config) or 1,
         moe_inter=config.get("moe_intermediate_size") or 0,
-        attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        attention_bias=bool(config.get("attention_bias", config.get("model_type") in BIASED)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         tied=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
     )

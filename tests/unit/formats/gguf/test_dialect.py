@@ -284,10 +284,11 @@ def gpt_oss(experts):
     return tensors, toy.config
 
 
-def test_gpt_oss_that_is_silent_on_its_ropes():
-    """Which are then those of gpt-oss, and no plain ones."""
+def test_gpt_oss_that_is_silent():
+    """Its ropes are then those of gpt-oss, and no plain ones, and what has biases has them nevertheless."""
     tensors, config = gpt_oss("bf16")
-    kv = encode(tensors, {k: v for k, v in config.items() if k != "rope_parameters"}).metadata["gguf"]["kv"]
+    silent = {k: v for k, v in config.items() if k not in ("rope_parameters", "attention_bias")}
+    kv = encode(tensors, silent).metadata["gguf"]["kv"]
     wanted = {
         "freq_base": 15e4,
         "scaling.type": "yarn",
