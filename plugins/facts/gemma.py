@@ -6,6 +6,7 @@ Source: `Gemma3TextConfig` of transformers.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pipeline.errors import SourceError
 from plugins.facts import rope as spellings
 
 SLIDING: Final = "sliding_attention"
@@ -22,8 +23,24 @@ def layer_types(layers: int, period: int = PERIOD) -> list[str]:
 
 
 def rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """See `plugins.facts.rope.parameters`. Only full layers are scaled."""
-    given = {key: value for key, value in config.items() if value is not None}
-    if not given.get("rope_parameters"):
-        given = {"rope_theta": THETA, "rope_local_base_freq": LOCAL_THETA, **given}
-    return spellings.parameters(given, kind, LOCAL_THETA if kind == SLIDING else THETA)
+    """See `plugins.facts.rope.parameters`. `rope_scaling` is of full layers only, as is `rope_theta` beside it.
+
+    Raises:
+        SourceError: as there; or transformers 5 passes over what the config says, and other programs do not.
+    """
+    both, scaling = (spellings.mapping(config, name) for name in ("rope_parameters", "rope_scaling"))
+    if both and not spellings.by_kind(both):
+        text = f"rope_parameters names no kind of layers; Gemma 3 has those of {FULL} and of {SLIDING} in it"
+        raise SourceError(f"config.json: {text}")
+    if "type" in scaling and not scaling.get("rope_type") and scaling["type"] != "default":
+        text = f"rope_scaling has {scaling['type']!r:.80} as its type, where programs disagree; write it as rope_type"
+        raise SourceError(f"config.json: {text}")
+    if not isinstance(given := both.get(kind), Mapping | None):
+        raise SourceError(f"config.json: rope_parameters has {given!r:.80} for {kind}; an object is expected")
+    rope = {**(given or {}), **(scaling if kind == FULL else {})}
+    if any(one.get("truncate", True) is not True for one in (rope, both)):
+        raise SourceError("config.json: yarn's truncate of Gemma 3: programs disagree where it is; true is supported")
+    beside, theta = ("rope_theta", THETA) if kind == FULL else ("rope_local_base_freq", LOCAL_THETA)
+    longest = config.get("max_position_embeddings")
+    flat = {"rope_parameters": rope, "rope_theta": config.get(beside), "max_position_embeddings": longest}
+    return spellings.parameters(flat, theta=theta)

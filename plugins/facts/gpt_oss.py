@@ -37,7 +37,7 @@ def layer_types(layers: int) -> list[str]:
 
 def rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """See `plugins.facts.rope.parameters`; `GptOssConfig`'s where config.json has nothing."""
-    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+    if config.get("rope_parameters") is None and not config.get("rope_scaling"):  # an empty object is a plain rope
         config = {**config, "rope_scaling": {**YARN, "original_max_position_embeddings": CONTEXT}}
     found = spellings.parameters(config, theta=THETA)
     return {key: value for key, value in found.items() if value is not None}

@@ -14,7 +14,7 @@ from pipeline.errors import Problem, did_you_mean
 from pipeline.settings import LARGEST, Settings, is_a
 from pipeline.tensors.spec import TensorSpec
 from plugins.facts import gemma as gemma_facts
-from plugins.facts import gpt_oss
+from plugins.facts import gpt_oss, mistral
 from plugins.facts.dtypes import DEFAULT
 from plugins.facts.heads import usual_head_dim
 from plugins.facts.rope import DEFAULT_THETA, parameters
@@ -49,6 +49,7 @@ MORE = {  # of one architecture
     ),
     "gemma3": (WINDOW,),
 }
+BIASED = frozenset({"qwen2", "gpt_oss"})  # queries, keys and values are, unless config.json says otherwise
 TIED = frozenset({"gemma3_text"})  # embeddings are tied unless config.json says otherwise
 # What transformers takes for a key that is missing, where that is not what the architecture implies.
 ABSENT = {"norm_topk_prob": False}
@@ -76,7 +77,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         vocab=config["vocab_size"],
         experts=_experts(config) or 1,
         moe_inter=config.get("moe_intermediate_size") or 0,
-        attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        attention_bias=bool(config.get("attention_bias", config.get("model_type") in BIASED)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         tied=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
     )
@@ -202,10 +203,13 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     for name, only in arch.fixed:
         if (given := config.get(name, ABSENT.get(name, only))) != only:
             problems.append(Problem(WHERE, f"{name} is {given!r:.80}; {arch.name} in GGUF has {only!r}"))
-    if arch.name == "llama" and config.get("sliding_window") is not None:
-        text = f"sliding_window is {config['sliding_window']!r}; llama in GGUF has none, every layer sees everything"
+    window = config.get("sliding_window", mistral.WINDOW if config.get("model_type") == "mistral" else None)
+    if arch.name == "llama" and window is not None:
+        said = "is" if "sliding_window" in config else "is absent, which means"
+        text = f"sliding_window {said} {window!r}; llama in GGUF has none, every layer sees everything"
         problems.append(Problem(WHERE, text))
     s = Settings(config, f"{WHERE} ")
+    s.refuse("is_causal", "only causal attention is written", True)
     for name in ("num_local_experts", "num_experts", "moe_intermediate_size") if arch.experts else ():
         s.count(name, 1)
     s.count("head_dim", 2, MAX_HEAD_DIM)
@@ -231,7 +235,7 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
         kv |= gemma.to_kv(config, sizes, problems)
         settings = gemma_facts.rope(config, gemma_facts.FULL)
     else:
-        settings = parameters(config)
+        settings = gpt_oss.rope(config) if arch.name == "gpt-oss" else parameters(config)
     factors = _rope_kv(arch, kv, settings, sizes, problems)
     return kv, factors, problems
 

@@ -12,7 +12,6 @@ from pipeline.errors import PlanError, Problem, did_you_mean, nearest
 from pipeline.settings import LARGEST, is_a
 from plugins.facts import gpt_oss
 from plugins.facts.dtypes import DEFAULT
-from plugins.facts.rope import parameters
 from plugins.formats.common.sizes import Sizes
 
 WHERE = "config.json"
@@ -124,7 +123,7 @@ def to_original(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     if types is not None and not turns:
         refuse("layer_types", types, "sliding_attention, full_attention, … in turns")
 
-    rope = parameters(config, theta=None)
+    rope = gpt_oss.rope(config)
     if not config.get("rope_parameters") and "rope_theta" not in config:
         problems.append(Problem(WHERE, "no rope_parameters, and no rope_theta; the original naming needs them"))
         return out, problems

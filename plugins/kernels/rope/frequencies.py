@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.settings import is_a
-from plugins.facts.rope import parameters
+from plugins.facts.rope import CONTEXT, parameters
 
 MAX_DIMS: Final = 65_536  # of a head; real ones have 512 at most, and a table is made of these
 F32 = np.float32
@@ -74,12 +74,7 @@ class RopeNumbers:
     @property
     def original_context(self) -> float:
         """Positions that the model was pretrained on."""
-        beside = self.config.get("original_max_position_embeddings")  # Phi 3 has it outside, and it goes first there
-        found = self.rope.get("original_max_position_embeddings") if beside is None else beside
-        found = self.config.get("max_position_embeddings") if found is None else found
-        if found is None:
-            raise SourceError(f"config.json: rope type {self.kind!r} needs 'original_max_position_embeddings'")
-        return self.number("original_max_position_embeddings", found)
+        return self(CONTEXT)
 
 
 def _powers(rope: RopeNumbers, dims: int) -> Any:

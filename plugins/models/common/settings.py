@@ -22,6 +22,12 @@ class ModelSettings(settings.Settings):
         super().__init__(config)
         self.tensors = tensors
 
+    def check(self) -> None:
+        """See `Settings.check`; and refuses what no family here does."""
+        self.refuse("is_causal", "only causal attention is supported", True)
+        self.refuse("per_layer_config", "layers that differ in more than layer_types are not supported", {})
+        super().check()
+
     def layers(self, default: Any = MISSING) -> int:
         """The number of layers, of which each has a tensor at least."""
         return self.many("num_hidden_layers", default)
@@ -53,6 +59,16 @@ class ModelSettings(settings.Settings):
         fits = heads % kv_heads == 0 or not self.sound("num_attention_heads", "num_key_value_heads")
         self.require("num_key_value_heads", fits, f"{heads} heads cannot share {kv_heads} of keys and values")
         return heads, kv_heads
+
+    def window(self, default: int) -> int | None:
+        """`sliding_window`; None where it is null, which is another thing than absent."""
+        silent = self.config.get("sliding_window", default) is None
+        return None if silent else self.count("sliding_window", default)
+
+    def slides(self, types: Sequence[str], window: int | None, why: str = "it is null") -> None:
+        """Note it where layers slide over a window that there is not, of which `why` is the reason."""
+        known = window is not None or "sliding_attention" not in types
+        self.require("sliding_window", known, f"layer_types has sliding_attention, which needs a window, and {why}")
 
     def layer_types(self, layers: int, default: Sequence[str]) -> tuple[str, ...]:
         """`layer_types`, one for each layer; `default` where the file (transformers 4) does not have it."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pipeline.errors import SourceError
+from plugins.facts.rope import CONTEXT
 from plugins.kernels.rope.frequencies import frequencies
 
 
@@ -20,13 +21,15 @@ class RopeFrequencies:
         """What config.json says.
 
         Args:
-            parameters: stand for its `rope_parameters`.
+            parameters: of `plugins.facts.rope.parameters`; they stand for all that it says in other places.
 
         Raises:
             SourceError: as `plugins.kernels.rope.frequencies.frequencies`; or only a part of a head is to be rotated:
                 transformers' models of these families pass that over, and vLLM's do not.
         """
-        given = config if parameters is None else {**config, "rope_parameters": parameters}
+        given = config
+        if parameters is not None:
+            given = {**config, "rope_parameters": parameters, "rope_scaling": None, CONTEXT: None}
         inv_freq, concentration = frequencies(given, head_dim)
         if 2 * len(inv_freq) != head_dim:
             text = f"it rotates {2 * len(inv_freq)} of {head_dim} dims of a head, where programs disagree"

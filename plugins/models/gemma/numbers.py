@@ -45,8 +45,9 @@ class Numbers:
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, True)
         scale = s.positive("query_pre_attn_scalar", float(gemma.QUERY_SCALE)) ** -0.5
         bias = s.get("attention_bias", bool, False)
-        window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", gemma.PERIOD)
+        window, every = s.window(4096), s.count("sliding_window_pattern", gemma.PERIOD)
         types = s.layer_types(layers, gemma.layer_types(layers, every))
+        s.slides(types, window)
         final_cap = s.positive("final_logit_softcapping", None)
         s.refuse("attn_logit_softcapping", "only Gemma 2 caps logits of attention; transformers passes it over here")
         s.refuse("use_bidirectional_attention", "only causal attention is supported", False)

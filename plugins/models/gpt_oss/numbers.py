@@ -39,10 +39,14 @@ class Numbers:
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, gpt_oss.layer_types(layers))
-        window = s.count("sliding_window", gpt_oss.WINDOW)
+        window = s.window(gpt_oss.WINDOW)
+        s.slides(types, window)
         head_dim = s.count("head_dim", usual_head_dim(gpt_oss.FAMILY, hidden, heads))
         experts = s.count("num_local_experts")
-        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
+        chosen = s.count("num_experts_per_tok", gpt_oss.CHOSEN)
+        if config.get("num_experts_per_tok") is None:
+            text = f"transformers reads num_experts_per_tok, and takes {chosen} where that is absent"
+            s.refuse("experts_per_token", text, chosen)
         fits = chosen <= experts or not s.sound("num_local_experts", "num_experts_per_tok")
         s.require("num_experts_per_tok", fits, f"{chosen} of {experts} experts")
         s.one_of("hidden_act", (gpt_oss.ACTIVATION,), gpt_oss.ACTIVATION)

@@ -5,12 +5,11 @@ Facts from transformers (`models/llama`, `models/mistral`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from plugins.facts import mistral
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.shapes import AttentionShape, RopeFrequencies
-
-WINDOW: Final = 4096  # keys that a query of Mistral sees, where config.json is silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +33,22 @@ class Numbers:
     def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
         """By `ModelSettings`, whose errors it raises, and `RopeFrequencies.read`."""
         s = ModelSettings(config, tensors)
-        mistral = config.get("model_type") == "mistral"
+        slides = config.get("model_type") == "mistral"
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         head_dim = s.count("head_dim", hidden // heads)
         inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
         act = s.activation("hidden_act", "silu")
         eps, tied = s.positive("rms_norm_eps", 1e-6), s.get("tie_word_embeddings", bool, False)
         bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
-        slides = mistral and s.config.get("sliding_window", WINDOW)  # null is none, and absent MistralConfig's default
-        window = s.count("sliding_window", WINDOW) if slides else None
+        window = s.window(mistral.WINDOW) if slides else None
         types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
+        if slides:
+            s.slides(types, window)
         s.check()
         rope = RopeFrequencies.read(config, head_dim)
 
         def attention(kind: str) -> AttentionShape:
             seen = window if kind == "sliding_attention" else None
-            return AttentionShape(
-                hidden, heads, kv_heads, head_dim, rope, window=seen or None, bias=bias, out_bias=bias
-            )
+            return AttentionShape(hidden, heads, kv_heads, head_dim, rope, window=seen, bias=bias, out_bias=bias)
 
         return cls(vocab, hidden, inter, eps, act, tied, mlp_bias, tuple(map(attention, types)))

@@ -45,11 +45,12 @@ class Numbers:
         vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
         act, eps = s.activation("hidden_act", "silu"), s.positive("rms_norm_eps", 1e-6)
         tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)
-        window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
+        window = s.window(4096) if s.get("use_sliding_window", bool, False) else None
         first = 0 if moe else s.get("max_window_layers", int, 28)
         late = [f"{'sliding' if window and i >= first else 'full'}_attention" for i in range(layers)]
         # Qwen3MoeConfig knows no kinds of layers: a window is of all of them.
         types = tuple(late) if moe else s.layer_types(layers, late)
+        s.slides(types, window, "use_sliding_window is not true, or it is null")
         experts = chosen = moe_inter = 0
         sparse: list[bool] = [False] * layers
         if moe:

@@ -352,6 +352,10 @@ def test_configs_in_three_spellings_are_one() -> None:
     assert parameters(v4) == parameters(v5)
     assert to_original(v4) == to_original(v5) == (toys.ORIGINAL_CONFIG, [])
     assert to_original(from_original(toys.ORIGINAL_CONFIG, 99)) == (toys.ORIGINAL_CONFIG, [])
+    silent = {k: v for k, v in v4.items() if k != "rope_scaling"}  # of the scaling, which is then that of gpt-oss
+    assert to_original(silent)[0] == {
+        **toys.ORIGINAL_CONFIG, "rope_scaling_factor": 32.0, "rope_ntk_beta": 32.0, "initial_context_length": 4096
+    }  # fmt: skip
     unscaled = {**toys.ORIGINAL_CONFIG, "rope_scaling_factor": 1.0}
     assert to_original(from_original(unscaled, 99))[0]["rope_scaling_factor"] == 1.0
 

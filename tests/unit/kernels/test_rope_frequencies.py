@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import SourceError
+from plugins.facts import gemma
 from plugins.kernels.rope.frequencies import frequencies
 
 BASE = {"max_position_embeddings": 2048, "hidden_size": 160, "num_attention_heads": 5, "head_dim": 24}
@@ -66,8 +67,8 @@ def test_yarn_by_hand() -> None:
 
 def test_gemma_3_in_its_own_old_spelling() -> None:
     config = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    sliding, _ = frequencies(config, 8, "sliding_attention")
-    full, _ = frequencies(config, 8, "full_attention")
+    ropes = [gemma.rope(config, kind) for kind in (gemma.SLIDING, gemma.FULL)]
+    (sliding, _), (full, _) = (frequencies({"rope_parameters": rope}, 8) for rope in ropes)
     np.testing.assert_allclose(sliding, 1e4 ** (-np.arange(4) / 4), rtol=1e-6)
     np.testing.assert_allclose(full, 1e6 ** (-np.arange(4) / 4) / 8, rtol=1e-6)
 
@@ -85,7 +86,7 @@ def test_a_part_of_a_head() -> None:
         ({"rope_parameters": {"rope_type": "linear"}}, None, ["'linear'", "'factor'"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, None, ["original_max_position_embeddings"]),
         ({"rope_parameters": {"full_attention": {}}}, "sliding_attention", ["'sliding_attention'", "full_attention"]),
-        ({"rope_parameters": {"full_attention": {}}}, None, ["None", "full_attention"]),
+        ({"rope_parameters": {"full_attention": {}}}, None, ["by kind of layers (full_attention)"]),
         ({"partial_rotary_factor": 0.25}, None, ["3 of 12"]),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, None, ["low_freq_factor", "must differ", "both are 4"]),
     ],

@@ -258,6 +258,22 @@ GIVEN: dict[str, tuple[Callable[[], Checkpoint], str, str]] = {
     "more choices than experts": (
         lambda: gpt_oss(num_experts_per_tok=6), "config.json num_experts_per_tok", "6 of 5 experts"
     ),
+    "attention to what is to come": (
+        lambda: llama(is_causal=False), "config.json is_causal", "only causal attention is supported"
+    ),
+    "layers of several sizes": (
+        lambda: llama(per_layer_config={"1": {"rms_norm_eps": 0.5}}), "config.json per_layer_config", "not supported"
+    ),
+    "a window of nothing": (
+        lambda: llama(model_type="mistral", sliding_window=0), "config.json sliding_window", "0 must be positive"
+    ),
+    "layers that slide over nothing": (
+        lambda: gpt_oss(sliding_window=None), "config.json sliding_window", "needs a window, and it is null"
+    ),
+    "choices under another name": (
+        lambda: gpt_oss(num_experts_per_tok=None, experts_per_token=2), "config.json experts_per_token",
+        "2: transformers reads num_experts_per_tok, and takes 4 where that is absent",
+    ),
     "heads that share unevenly": (
         lambda: llama(num_key_value_heads=4), "config.json num_key_value_heads", "6 heads cannot share 4"
     ),

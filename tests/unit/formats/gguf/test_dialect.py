@@ -263,6 +263,18 @@ def test_betas_that_change_nothing():
     assert encode(toy_llama.weights(), config).metadata["gguf"]["kv"]["llama.rope.scaling.yarn_beta_fast"][1] == 3
 
 
+@pytest.mark.parametrize(
+    ("inside", "beside", "context"),
+    [({"original_max_position_embeddings": 99}, {"original_max_position_embeddings": 4096}, 4096), ({}, {}, 2048)],
+)
+def test_the_context_is_that_of_the_model(inside, beside, context):
+    """Beside the other settings it goes first, and where there is none, the longest one counts."""
+    rope = {"rope_type": "yarn", "rope_theta": 400.0, "factor": 4.0, **inside}
+    config = {**toy_llama.CONFIG, "max_position_embeddings": 2048, "rope_parameters": rope, **beside}
+    kv = encode(toy_llama.weights(), config).metadata["gguf"]["kv"]
+    assert kv["llama.rope.scaling.original_context_length"] == ("uint32", context)
+
+
 # --- gpt-oss
 
 
@@ -270,6 +282,20 @@ def gpt_oss(experts):
     toy = toy_gpt_oss.make("hf", experts)
     tensors = {n: QTensor(*v, MXFP4) if isinstance(v, tuple) else v for n, v in toy.logical.items()}
     return tensors, toy.config
+
+
+def test_gpt_oss_that_is_silent():
+    """Its ropes are then those of gpt-oss, and no plain ones, and what has biases has them nevertheless."""
+    tensors, config = gpt_oss("bf16")
+    silent = {k: v for k, v in config.items() if k not in ("rope_parameters", "attention_bias")}
+    kv = encode(tensors, silent).metadata["gguf"]["kv"]
+    wanted = {
+        "freq_base": 15e4,
+        "scaling.type": "yarn",
+        "scaling.factor": 32.0,
+        "scaling.original_context_length": 4096,
+    }
+    assert {key: kv[f"gpt-oss.rope.{key}"][1] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("experts", ["bf16", "mxfp4"])
@@ -426,9 +452,10 @@ def test_everything_wrong_at_once_when_writing():
             "partial_rotary",
         ),
         (
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-            "original_max_position_embeddings",
+            {"rope_parameters": {**YARN, "original_max_position_embeddings": 0.5}},
+            "original_max_position_embeddings is 0.5",
         ),
+        ({"is_causal": False}, "is_causal: False"),
     ],
 )
 def test_configs_that_cannot_be_written(change, text):

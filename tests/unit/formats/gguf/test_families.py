@@ -348,6 +348,8 @@ def test_mistral_is_a_llama():
     assert binding.metadata["gguf"]["kv"]["general.architecture"] == ("string", "llama")
     assert all(same(a, toy_llama.gguf_leaves(tensors)[n]) for n, a in leaves_of(binding, tensors).items())
     assert "sliding_window is 4096" in problems({**config, "sliding_window": 4096}, tensors)
+    del config["sliding_window"]
+    assert "sliding_window is absent, which means 4096" in problems(config, tensors)
 
 
 # --- NVFP4's second scale, and what is kept of the metadata
