@@ -78,6 +78,14 @@ KINDS = {
     ),
     "smollm2": Kind("Llama", {"rope_parameters": _default(800.0), "tie_word_embeddings": True}),
     "mistral": Kind("Mistral", {"rope_parameters": _default(600.0), "sliding_window": WINDOW}),
+    "ministral": Kind(
+        "Ministral",
+        {
+            "rope_parameters": _default(600.0),
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen2": Kind("Qwen2", {"rope_parameters": _default(500.0)}),
     "qwen2-window": Kind(
         "Qwen2",

@@ -9,7 +9,7 @@ one.
 import re
 from collections.abc import Iterator
 
-from plugins.facts import gpt_oss
+from plugins.facts import gpt_oss, mistral
 from plugins.formats.gguf.table import Arch, Row
 from plugins.formats.gpt_oss.table import LAYER, L
 
@@ -104,7 +104,7 @@ QWEN = (SILU, ("use_sliding_window", False))
 ARCHS = {
     a.name: a
     for a in (
-        Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,), aliases=("mistral",)),
+        Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,), aliases=mistral.FAMILIES),
         Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, QWEN, square=True),
         Arch("qwen3", "qwen3", "Qwen3ForCausalLM", QWEN3_LAYER, (*QWEN, ("attention_bias", False))),
         Arch(

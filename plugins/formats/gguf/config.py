@@ -203,7 +203,7 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     for name, only in arch.fixed:
         if (given := config.get(name, ABSENT.get(name, only))) != only:
             problems.append(Problem(WHERE, f"{name} is {given!r:.80}; {arch.name} in GGUF has {only!r}"))
-    window = config.get("sliding_window", mistral.WINDOW if config.get("model_type") == "mistral" else None)
+    window = config.get("sliding_window", mistral.WINDOW if config.get("model_type") in mistral.FAMILIES else None)
     if arch.name == "llama" and window is not None:
         said = "is" if "sliding_window" in config else "is absent, which means"
         text = f"sliding_window {said} {window!r}; llama in GGUF has none, every layer sees everything"

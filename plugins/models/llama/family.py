@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pipeline.mesh import Parameter
 from pipeline.topology import Feeds
+from plugins.facts import mistral
 from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 
 
@@ -14,7 +15,7 @@ from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 class Llama:
     """A `plugins.models.family.Family`."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", *mistral.FAMILIES)
     tied: ClassVar[bool] = False
 
     published: ClassVar[Path] = Path(__file__).with_name("published")

@@ -33,7 +33,7 @@ class Numbers:
     def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
         """By `ModelSettings`, whose errors it raises, and `RopeFrequencies.read`."""
         s = ModelSettings(config, tensors)
-        slides = config.get("model_type") == "mistral"
+        slides = config.get("model_type") in mistral.FAMILIES
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         head_dim = s.count("head_dim", hidden // heads)
         inter, vocab = s.count("intermediate_size"), s.count("vocab_size")

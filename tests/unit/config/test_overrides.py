@@ -145,8 +145,8 @@ def checkpoint(folder: Path, model_type: Any, **more: Any) -> Path:
 
 
 OPTIONS = {
-    "llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen_moe",
-    "gemma3_text": "gemma3",
+    "llama": "llama", "mistral": "llama", "ministral": "llama", "qwen2": "qwen", "qwen3": "qwen",
+    "qwen3_moe": "qwen_moe", "gemma3_text": "gemma3",
 }  # fmt: skip
 
 
