@@ -221,10 +221,16 @@ def _unknown_key(key: str, config: Any, below: list[str]) -> str:
     names = [str(k) for k in node if k != "_target_"] if OmegaConf.is_dict(node) else []
     if strange := [name for name in below if name not in names]:
         said = [
-            f"there is no {name!r} in {key}{did_you_mean(name, names)}, and +{key}.{name}=… adds it" for name in strange
+            f"there is no {name!r} in {key}{did_you_mean(name, names)}, and {_added(key, name)} adds it"
+            for name in strange
         ]
         return "; ".join(said)
     return f"{key!r} cannot be set so"
+
+
+def _added(key: str, name: str) -> str:
+    """What adds a name to a mapping; patterns, of whose dots a key would make levels, in braces."""
+    return f"+{key}.{name}=…" if name.isidentifier() else f"'+{key}={{{name}: …}}'"
 
 
 def _named(key: str, config: Any) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.digest import InputFile
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, some
 from pipeline.stage import Results
 from plugins.data import sources
 from plugins.data.answers import ASSISTANT, SPOKEN, chat_tokens
@@ -16,7 +16,7 @@ from plugins.data.language import Language
 from plugins.tokenizers.tokenizer import Tokenizer
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
-FIELDS = (MESSAGES, PROMPT, COMPLETION, TOOLS)
+NAMED = 6  # fields of a line that is no chat
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ def _messages(found: Mapping[str, Any], file: InputFile, line: int, faults: Faul
     elif PROMPT in found and COMPLETION in found:
         messages = [*_turn(found[PROMPT], "user"), *_turn(found[COMPLETION], ASSISTANT)]
     else:
-        near = did_you_mean(next(iter(found), ""), FIELDS)
-        return wrong(f"has neither {MESSAGES!r} nor {PROMPT!r} and {COMPLETION!r}{near}")
+        has = some(list(map(repr, found)), most=NAMED) or "nothing"
+        text = "; data=text is for texts" if "text" in found else ""
+        return wrong(f"has neither {MESSAGES!r} nor {PROMPT!r} and {COMPLETION!r}, but {has}{text}")
     if not isinstance(messages, list) or not messages:
         return wrong(f"{MESSAGES!r} is {messages!r:.60}; a list of messages is expected")
     for number, message in enumerate(messages, 1):

@@ -24,6 +24,7 @@ from pipeline.running import text_stream
 from pipeline.stage import Results
 from pipeline.units import show_seconds
 from plugins.data.faults import Faults
+from plugins.data.packing import Counts
 from plugins.data.sources import content
 
 VERSION = 1  # of these files, and of how they are made
@@ -184,6 +185,27 @@ class Corpus:
         numbers = [np.full(len(t), i, np.int64) for i, t in enumerate(taken)]
         none = [np.empty(0, np.int64)]
         return cls(tuple(files), *(np.concatenate(none + one) for one in (numbers, starts, lengths)))
+
+    @property
+    def answered(self) -> Counts | None:
+        """Of pieces of documents, how many of their predictions are answers; None: all tokens count alike."""
+        if any(f.answers is None for f in self.files):
+            return None
+
+        def counts(document: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+            found = np.zeros(len(document), np.int64)
+            begin = self.starts[document] + start + 1  # of what is predicted
+            for number, file in enumerate(self.files):
+                own = np.flatnonzero(self.file[document] == number)
+                # Each piece begins after the one before it has ended: sums between its ends are every other one.
+                bounds = np.stack([begin[own], begin[own] + count[own]], axis=1).reshape(-1)
+                if len(own):
+                    assert file.answers is not None
+                    bounds = bounds[:-1] if bounds[-1] == len(file.answers) else bounds
+                    found[own] = np.add.reduceat(file.answers, bounds, dtype=np.int64)[::2]
+            return found
+
+        return counts
 
     def with_all(self, files: Sequence[Tokenized]) -> "Corpus":
         """These documents, and all of other files."""

@@ -16,6 +16,7 @@ from plugins.data.sources import CHECKED, Stream, last_line, lines, objects, str
 Format = Literal["auto", "text", "jsonl", "parquet"]
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 BLOCK_NBYTES = 1 << 20
+CHATS = ("messages",), ("prompt", "completion")  # fields of an object that is a chat
 INSTALL = "the package pyarrow, which reads Parquet, is not installed; pip install 'weightmill[data]' installs it"
 
 
@@ -40,7 +41,7 @@ def format_of(path: Path, given: Format) -> str:
     if given != "auto":
         return given
     name = path.with_suffix("") if path.suffix == ".gz" else path
-    return SUFFIXES.get(name.suffix, "text")
+    return SUFFIXES.get(name.suffix.lower(), "text")
 
 
 def parts(
@@ -106,9 +107,9 @@ def text_of(found: dict[str, Any], field: str, path: Path, line: int, faults: Fa
     if isinstance(text, str) and text:
         return text
     if field not in found:
-        faults.add(
-            path, f"has no field {field!r}; data.field=NAME names another{did_you_mean(field, found)}", line, unit
-        )
+        chats = any(all(name in found for name in names) for names in CHATS)
+        other = "data=chat is for chats" if chats else f"data.field=NAME names another{did_you_mean(field, found)}"
+        faults.add(path, f"has no field {field!r}; {other}", line, unit)
     else:
         what = "is empty" if text == "" else f"is {text!r:.60}; a text is expected"
         faults.add(path, f"the field {field!r} {what}", line, unit)
@@ -118,7 +119,7 @@ def text_of(found: dict[str, Any], field: str, path: Path, line: int, faults: Fa
 def _plain(stream: Stream, separator: str | None, faults: Faults, most: int | None) -> Iterator[Part]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     held: list[str] = []
-    size, first, number = 0, 1, 1
+    size, first, number, goes_on = 0, 1, 1, False
     for number, raw in lines(stream, BLOCK_NBYTES):
         try:
             line = decoder.decode(raw)
@@ -126,7 +127,8 @@ def _plain(stream: Stream, separator: str | None, faults: Faults, most: int | No
             byte = why.object[why.start]
             faults.add(stream.path, f"is no UTF-8: byte 0x{byte:02x}; data.format= says which format it has", number)
             return
-        if separator is not None and line.rstrip("\r\n") == separator:
+        begun, goes_on = goes_on, not raw.endswith(b"\n")  # the end of a long line may look like one of its own
+        if separator is not None and not begun and line.rstrip("\r\n") == separator:
             if size or number > first:
                 yield Part(first, "".join(held), True, stream.at)
             held, size, first = [], 0, number + 1

@@ -105,7 +105,10 @@ def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: floa
     train = Packed(Corpus.of(files, lambda d: ~out(d)), length)
     apart = Packed(Corpus.of(files, out).with_all(held_out), length)
     problems = []
-    if not len(train):
+    if not len(train) and len(apart) and not held_out:
+        text = f"{part}: all of {_all(apart.corpus)} are held out, and none is left to train on; equal ones go together"
+        problems.append(Problem("data.held_out", text))
+    elif not len(train):
         problems.append(Problem("data.files", f"{_all(train.corpus)} to train on; a prediction takes two tokens"))
     if (part or held_out) and not len(apart):
         text = (
@@ -121,6 +124,11 @@ def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: floa
         "tokens to train on": train.packing.used,
         "share of padding": train.packing.waste,
     }
+    if (learned := train.learned) is not None:
+        facts["tokens of answers, which alone are learned"] = learned
+        facts["chats longer than a row, in pieces without what came before"] = int(
+            (train.corpus.lengths > length + 1).sum()
+        )
     return Splits(train, apart if len(apart) else None, facts)
 
 

@@ -7,11 +7,13 @@ bound of 11/9 of the best number of rows is Johnson's, 1973). What is of one len
 grows with the number of different lengths and not of documents (as in Krell and others, arXiv 2107.02027).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+Counts = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""(document, start, count), int64 [pieces] each, as `Packing` has them → int64 [pieces]."""
 Content = tuple[tuple[int, int], ...]
 """What some equal rows hold: (length of a piece, how many of them), longest first."""
 
@@ -48,13 +50,15 @@ class Packing:
         return 1 - self.used / max(1, len(self) * self.length)
 
 
-def pack(lengths: np.ndarray, length: int) -> Packing:
+def pack(lengths: np.ndarray, length: int, counts: Counts | None = None) -> Packing:
     """Pack documents of `lengths` tokens into rows of `length` predictions. One of a single token predicts nothing and
     is left out. Rows are in the order of the first document that each holds.
 
     Args:
         lengths: [documents], at least 0.
         length: at least 1.
+        counts: of pieces, how many of their predictions are learned; those of which none is are left out, as a row of
+            such is an example that nothing is learned from. None: all are.
     """
     predictions = np.maximum(np.asarray(lengths, np.int64) - 1, 0)
     whole, rest = np.divmod(predictions, length)
@@ -63,6 +67,9 @@ def pack(lengths: np.ndarray, length: int) -> Packing:
     nth = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start = nth * length
     count = np.minimum(predictions[document] - start, length)
+    if counts is not None:
+        kept = counts(document, start, count) > 0
+        document, start, count = document[kept], start[kept], count[kept]
     rows = [np.flatnonzero(count == length)[:, None], *_rows(count, length)]
     widths = np.concatenate([np.full(len(r), r.shape[1]) for r in rows])
     flat = np.concatenate([r.ravel() for r in rows])

@@ -19,7 +19,16 @@ class Packed:
 
     @cached_property
     def packing(self) -> Packing:
-        return pack(self.corpus.lengths, self.length)
+        return pack(self.corpus.lengths, self.length, self.corpus.answered)
+
+    @property
+    def learned(self) -> int | None:
+        """Predictions that are answers; None: all tokens count alike."""
+        p, counts = self.packing, self.corpus.answered
+        if counts is None:
+            return None
+        order = np.lexsort((p.start, p.document))  # as they lie in files
+        return int(counts(p.document[order], p.start[order], p.count[order]).sum())
 
     def __len__(self) -> int:
         return len(self.packing)

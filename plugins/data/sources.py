@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,15 @@ from typing import IO, Any
 from pipeline.digest import InputFile, small_input
 from pipeline.errors import SourceError, did_you_mean, nearest
 from pipeline.files import opened, placed, spoken
-from pipeline.strictjson import parse_object
+from pipeline.strictjson import parse
 from plugins.data.faults import Faults
 
 LONGEST = 256 << 20  # bytes of a line of JSON; more is taken for another kind of file
 CHECKED = 64 << 20  # bytes of a file that a plan reads; the rest is checked when it is read for training
 BOM = b"\xef\xbb\xbf"
+MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\0": "xz", b"BZh9": "bzip2", b"PK\3\4": "ZIP"}
+EACH = "of JSON Lines each line is an object"
+PARQUET = b"PAR1\x15"  # and how the header of its first page begins, which no text does
 
 
 def found(files: Sequence[str], option: str, faults: Faults, origin: str | None = None) -> tuple[InputFile, ...]:
@@ -100,6 +104,7 @@ def streamed(path: Path) -> Iterator[Stream]:
     try:
         with opened(path) as fd, open(fd, "rb", closefd=False) as raw:
             if path.suffix != ".gz":
+                _check_plain(path, raw.peek(8))
                 yield Stream(path, raw, raw)
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
@@ -108,6 +113,20 @@ def streamed(path: Path) -> Iterator[Stream]:
         raise SourceError(f"{spoken(path)}: cannot be read: what is compressed is cut off") from None
     except (zlib.error, OSError) as why:
         raise SourceError(f"{spoken(path)}: cannot be read: {why}") from None
+
+
+def _check_plain(path: Path, begins: bytes) -> None:
+    """
+    Raises:
+        SourceError: a file that begins so is no text.
+    """
+    kind = next((kind for magic, kind in MAGIC.items() if begins.startswith(magic)), None)
+    if kind == "gzip":
+        raise SourceError(f"{spoken(path)}: is compressed (gzip), and its name does not end in .gz")
+    if kind is not None:
+        raise SourceError(f"{spoken(path)}: is compressed ({kind}); of what is compressed .gz alone is read")
+    if begins.startswith(PARQUET):
+        raise SourceError(f"{spoken(path)}: is Parquet; data=text reads that, in files that end in .parquet")
 
 
 def lines(stream: Stream, most: int = LONGEST) -> Iterator[tuple[int, bytes]]:
@@ -128,15 +147,27 @@ def objects(stream: Stream, faults: Faults, most: int | None = None) -> Iterator
         if not line.strip():
             continue
         try:
-            yield number, parse_object(line, "")
+            found = parse(line, "")
         except SourceError as why:
             cut = "" if line.endswith(b"\n") else "; the file ends within this line, as one does that was cut off"
             if number == 1 and line.strip() in (b"[", b"{", b"[{"):
-                faults.add(stream.path, "is one JSON value over several lines; of JSON Lines each line is an object", 1)
+                faults.add(stream.path, f"is one JSON value over several lines; {EACH}", 1)
                 return
             faults.add(stream.path, f"{str(why).removeprefix(': ')}{cut}", number)
+        else:
+            if isinstance(found, dict):
+                yield number, found
+            else:
+                faults.add(stream.path, f"is {_kind(found)}; {EACH}", number)
         if most is not None and stream.at > most:
             return
+
+
+def _kind(found: Any) -> str:
+    """What a JSON value is, for people."""
+    if isinstance(found, list):
+        return f"a list of {len(found):,}"
+    return f"{json.dumps(found):.60}"
 
 
 def last_line(path: Path) -> bytes | None:

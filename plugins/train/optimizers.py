@@ -28,7 +28,7 @@ class Optimizer(Protocol):
         schedule: how it goes over a run.
         clip: the global norm of all gradients together, above which they are scaled down to it; null: they never are.
         groups: pattern of parameters' names → factor on their rate; the first that matches counts, 0 leaves them as
-            they are.
+            they are, and out of the norm that `clip` is for.
     """
 
     @property

@@ -155,16 +155,18 @@ class Step:
         turn = jax.random.fold_in(key, step)
         (loss, weight, seen), gradients = self.gradients(parameters, batches, turn, frozen, taught)
         norms = {name: jnp.sqrt(jnp.sum(jnp.square(g))) for name, g in sorted(gradients.items())}
-        norm = jnp.sqrt(sum(jnp.square(n) for n in norms.values()))
+        factor = factors(self.optimizer, parameters)
+        # What stays as it is counts for no norm, or it would have the rest clipped.
+        norm = jnp.sqrt(sum((jnp.square(n) for name, n in norms.items() if factor[name]), jnp.float32(0)))
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         if self.optimizer.clip is not None:
             scale = jnp.minimum(1.0, self.optimizer.clip / jnp.maximum(norm, TINY))
             gradients = jax.tree.map(lambda g: g * scale, gradients)
         rate = (self.optimizer.rate if rate is None else rate) * self.optimizer.schedule.share(step, self.steps)
         changes, kept = self.optimizer.build(parameters).update(gradients, state["optimizer"], parameters)
-        factor = factors(self.optimizer, parameters)
         changes = {n: c * (rate * factor[n]) for n, c in changes.items()}
-        changed = optax.apply_updates(parameters, changes)
+        moved = optax.apply_updates(parameters, changes)
+        changed = {n: moved[n] if factor[n] else w for n, w in parameters.items()}  # -0 + 0 is +0
         new = {"parameters": changed, "optimizer": kept, "step": step + 1}
         figures = {name: total / jnp.maximum(of, 1e-9) for name, (total, of) in seen.items()}
         figures |= {"loss": loss, "weight": weight, "rate": rate, "gradient_norm": norm}

@@ -20,6 +20,7 @@ from pipeline.nearby import nearby
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
+from pipeline.scored import positions
 from pipeline.settings import LARGEST
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang, Saves
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
@@ -162,17 +163,26 @@ class Trainer:
             rate=self._kind(checkpoint),
             steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens),
             host_reads=lies.reads(),
-            reads=self._of_nothing(checkpoint),
+            reads=self._warnings(checkpoint, data.specs),
         )
         return self.result_specs(checkpoint), takes
 
-    def _of_nothing(self, checkpoint: Checkpoint) -> str:
-        """What is to be said where what `transform` rounds or freezes are weights that know nothing yet."""
-        fresh = optional(checkpoint.store, StoreHooks, "seeded") is not None
-        if self.transform is None or not fresh:
-            return ""
-        what = "freezes" if self.freezing is not None else "rounds"
-        return f"warning: {what} weights that are random still (init); train=full comes before that"
+    def _warnings(self, checkpoint: Checkpoint, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
+        """What is to be said where what `transform` rounds or freezes are weights that know nothing yet, and where
+        rows are longer than what the model knows positions for.
+
+        Args:
+            specs: of examples; see `pipeline.training.Examples`.
+        """
+        said, known = [], positions(checkpoint.config)
+        if self.transform is not None and optional(checkpoint.store, StoreHooks, "seeded") is not None:
+            what = "freezes" if self.freezing is not None else "rounds"
+            said.append(f"{what} weights that are random still (init); train=full comes before that")
+        length = prod(specs["tokens"][0]) if "tokens" in specs else 0
+        if known is not None and length > known:
+            text = f"rows of {length:,} tokens, and config.json says that the model knows {known:,} positions"
+            said.append(f"{text}; data.length={known} does without others")
+        return f"warning: {'; '.join(said)}" if said else ""
 
     def _saves(self, state: int) -> Saves:
         """States of so many bytes; while one is written, that which it comes for is there, too."""
@@ -321,7 +331,7 @@ class Trainer:
         """See `pipeline.training.Trainer.train`."""
         from plugins.train import start, start_members
 
-        if said := self._of_nothing(checkpoint):
+        if said := self._warnings(checkpoint, data.train.specs):
             text_stream.write(f"{said}\n")
         if self.population is not None:
             return start_members.train(self, ctx, checkpoint, data)

@@ -47,6 +47,12 @@ def test_a_mapping_that_cannot_be_read_is_not_quoted(value: str, said: str) -> N
     assert '"' not in found
 
 
+def test_patterns_are_added_in_braces() -> None:
+    """A key of dots would be levels."""
+    found = explained("+model=gpt_oss", "train.optimizer.groups={model.layers.0.*: 0}")
+    assert found.endswith("and '+train.optimizer.groups={model.layers.0.*: …}' adds it")
+
+
 def test_texts_in_a_list_are_quoted() -> None:
     found = explained("+model=gpt_oss", "generate.prompts=[it's, so]")
     assert 'generate.prompts=["it\'s", "so"]' in found

@@ -55,6 +55,23 @@ def test_a_chat_longer_than_a_row_loses_nothing(tmp_path):
     assert batch["weights"].sum() == 3 * len(tokenizer.encode("It is four.<|im_end|>Six<|im_end|>"))
 
 
+def test_rows_of_prompts_alone_are_no_examples_and_what_is_cut_is_said(tmp_path):
+    tokenizer, long = loaded(CHATML), {"role": "user", "content": "2 + 2? " * 30}
+    file = written(tmp_path, {"messages": [long, ANSWER]}, {"messages": [USER, ANSWER]})
+    splits = opened(Chats((file,), length=100), tmp_path, tokenizer)
+    assert (splits.train.batch(np.arange(len(splits.train)))["weights"].sum(axis=1) > 0).all()
+    answer = len(tokenizer.encode("It is four.<|im_end|>"))
+    assert splits.facts["tokens of answers, which alone are learned"] == 2 * answer
+    assert splits.facts["chats longer than a row, in pieces without what came before"] == 1
+
+
+def test_parquet_is_no_chats(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1\x15\x04")
+    (problem,) = Chats((str(path),)).check(None)
+    assert problem.message.startswith("is Parquet; data=text reads that")
+
+
 def test_harmony_and_variables(tmp_path):
     tokenizer = tokenizers.tokenizer("ranks")
     file = written(tmp_path, {"messages": [USER, ANSWER]})
@@ -83,7 +100,10 @@ def test_tools(tmp_path):
 
 BAD = {
     "no JSON": ('{"messages": [', "not JSON"),
-    "another kind": ({"text": "a"}, "has neither 'messages' nor 'prompt' and 'completion'"),
+    "another kind": (
+        {"text": "a", "id": 1},
+        "has neither 'messages' nor 'prompt' and 'completion', but 'text', 'id'; data=text is",
+    ),
     "no list": ({"messages": "hi"}, "'messages' is 'hi'; a list of messages is expected"),
     "empty": ({"messages": []}, "'messages' is []; a list"),
     "no role": ({"messages": [{"content": "x"}]}, "message 1 is {'content': 'x'}; an object with 'role'"),

@@ -18,7 +18,11 @@ def packed(documents, length, answers=None):
     tokens = np.array([i for d in documents for i in d], np.uint16)
     answers = None if answers is None else np.array(answers, np.uint8)
     file = Tokenized(tokens, ends, np.arange(len(documents), dtype=np.uint64), answers)
-    return Packed(Corpus.of([file], lambda d: np.ones(len(d), bool)), length)
+    return Packed(Corpus.of([file], all_of), length)
+
+
+def all_of(digests):
+    return np.ones(len(digests), bool)
 
 
 def numbered(lengths):
@@ -81,10 +85,30 @@ def test_nothing_to_pack():
 
 
 def test_answers_are_weights_of_targets():
-    examples = packed([[5, 6, 7, 8, 9]], 3, answers=[0, 0, 1, 1, 0])
+    examples = packed([[5, 6, 7, 8, 9, 4]], 3, answers=[0, 0, 1, 1, 0, 1])
     batch = examples.batch(np.arange(2))
-    assert batch["targets"].tolist() == [[6, 7, 8], [9, 0, 0]]
-    assert batch["weights"].tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert batch["targets"].tolist() == [[6, 7, 8], [9, 4, 0]]
+    assert batch["weights"].tolist() == [[0, 1, 1], [0, 1, 0]]
+    assert examples.learned == 3
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=12), max_size=9), st.integers(1, 5), st.integers(1, 3))
+def test_rows_without_an_answer_are_no_examples(answers, length, files):
+    """Each answer is a target once, in whatever file it is; and what comes before it in its piece is seen."""
+    documents = numbered([len(a) for a in answers])
+    parts = [
+        packed(documents[i::files], length, [said for of in answers[i::files] for said in of]).corpus.files[0]
+        for i in range(files)
+    ]
+    corpus = Corpus.of(parts[:1], all_of).with_all(parts[1:])
+    examples = Packed(corpus, length)
+    batch = examples.batch(np.arange(len(examples)))
+    assert (batch["weights"].sum(axis=1) > 0).all()
+    wanted = sorted(
+        i for d, a in zip(documents, answers, strict=True) for i, said in zip(d[1:], a[1:], strict=True) if said
+    )
+    assert sorted(batch["targets"][batch["weights"] > 0].tolist()) == wanted
+    assert examples.learned == len(wanted)
 
 
 def test_specs_say_what_batches_are():

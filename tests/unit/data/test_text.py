@@ -146,6 +146,21 @@ def test_nothing_held_out_of_one_document(tmp_path):
         opened(data, tmp_path, cases.tokenizer("byte_level"))
 
 
+def test_all_that_is_alike_is_held_out_together(tmp_path):
+    data = Text((written(tmp_path, "a.jsonl", jsonl(*[{"text": "a fox"}] * 4)),), 8, held_out=0.999)
+    with pytest.raises(PlanError, match=r"all of 4 documents with .* are held out, and none is left .*; equal ones go"):
+        opened(data, tmp_path, cases.tokenizer("byte_level"))
+
+
+def test_a_line_between_documents_is_a_whole_one(tmp_path, monkeypatch):
+    """Not the line break of one that was as long as what is read at once."""
+    monkeypatch.setattr(documents, "BLOCK_NBYTES", 4)
+    written(tmp_path, "a.txt", "abcd\nefg\n\nhi")
+    found = documents.parts(tmp_path / "a.txt", "auto", "text", "", documents.Faults())
+    texts = "".join(part.text + "|" * part.last for part in found)
+    assert texts == "abcd\nefg\n|hi|"
+
+
 @pytest.mark.parametrize("text", ["x", jsonl({"text": "x"}, {"text": "y"})])
 def test_a_token_is_not_enough(text, tmp_path):
     name = "a.jsonl" if "{" in text else "a.txt"
@@ -263,10 +278,15 @@ BAD = {
     "ends within a character": ("a.txt", "fine\né".encode()[:-1], [("a.txt, line 2", "is no UTF-8: it ends within")]),
     "no JSON": ("a.jsonl", b'{"text": "a"}\nnot\n', [("a.jsonl, line 2", "not JSON at character 0")]),
     "cut off": ("a.jsonl", b'{"text": "a"}\n\n{"text": "b', [("a.jsonl, line 3", "the file ends within this line")]),
+    "a list, not cut off": ("a.json", b'[{"text": "a"}]', [("line 1", "is a list of 1; of JSON Lines each line")]),
+    "compressed": ("a.jsonl", gzip.compress(b"{}"), [("a.jsonl", "is compressed (gzip), and its name does not")]),
+    "by another": ("a.jsonl.zst", b"\x28\xb5\x2f\xfd....", [("a.jsonl.zst", "is compressed (Zstandard); of what is")]),
+    "chats": ("a.jsonl", b'{"messages": []}', [("line 1", "has no field 'text'; data=chat is for chats")]),
+    "an end of its own": ("A.JSONL", b'{"txt": "a"}\n', [("line 1", "has no field 'text'")]),
     "another field": ("a.jsonl", b'{"txt": "a"}\n', [("line 1", "has no field 'text'; data.field=NAME names")]),
     "mixed": (
         "a.jsonl", b'{"text": "a"}\n{"text": 3}\n[1]\n{"text": ""}\n{"text": null}\n',
-        [("line 2", "is 3; a text"), ("line 3", "expected a JSON object"), ("line 4", "is empty"), ("line 5", "None")],
+        [("line 2", "is 3; a text"), ("line 3", "is a list of 1"), ("line 4", "is empty"), ("line 5", "None")],
     ),
     "not compressed": ("a.txt.gz", None, [("a.txt.gz", "cannot be read: Not a gzipped file")]),
     "another encoding": ("a.jsonl", b'{"text": "\xe9"}\n', [("a.jsonl, line 1", "not UTF-8 at byte 10")]),

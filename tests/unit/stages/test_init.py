@@ -74,9 +74,11 @@ def test_the_embedded_config_with_fresh_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("how", "said"), [
     (["quant=int8", "train=qat"], "warning: rounds weights that are random still (init); train=full comes before that"),
-    (["train=lora"], "warning: freezes weights"), (["train=full"], ""),
+    (["train=lora"], "warning: freezes weights"), (["train=full", "data.length=64"], ""),
+    (["data.length=65", "+stages.init.config={max_position_embeddings: 64}"], "warning: rows of 65 tokens, and con"),
+    (["data.length=64", "+stages.init.config={max_position_embeddings: 64}"], ""),
 ])  # fmt: skip
-def test_rounding_or_freezing_what_is_random_is_said(how: list[str], said: str, tmp_path: Path) -> None:
+def test_what_a_training_is_not_for_is_said(how: list[str], said: str, tmp_path: Path) -> None:
     asked = ["+model=gpt_oss", "stages=[init,train]", f"data.files=[{TEXT}]", *how]
     plan = plan_run(compose_run([*asked, f"paths.outputs={tmp_path}"]), tmp_path / "run")
     assert not plan.problems

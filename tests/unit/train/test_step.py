@@ -67,6 +67,22 @@ def test_micro_batches_are_one_batch() -> None:
         np.testing.assert_allclose(two["parameters"][name], w, atol=2e-4, err_msg=name)
 
 
+def test_what_has_a_rate_of_0_keeps_its_bits_and_clips_nothing() -> None:
+    """As a parameter that asks for no gradient does in torch: the norm is of the others."""
+    optimizer = AdamW(groups={"*embed_tokens*": 0.0, "*layers.0.*": 0.0}, clip=0.1)
+    step = make_step(trained.model("llama"), CausalLM(), optimizer, steps=9)
+    begin = trained.parameters("llama")
+    begin["model.embed_tokens.weight"][:3] = -0.0
+    state, seen = step(step.init(begin), trained.batches(1, 2, 24), trained.key())
+    stay = [n for n in sorted(begin) if "embed_tokens" in n or ".layers.0." in n]
+    for name, w in begin.items():
+        assert (np.asarray(state["parameters"][name]).tobytes() == w.tobytes()) == (name in stay), name
+    norms = dict(zip(sorted(begin), np.asarray(seen["gradient_norms"]), strict=True))
+    others = np.sqrt(sum(float(n) ** 2 for name, n in norms.items() if name not in stay))
+    np.testing.assert_allclose(seen["gradient_norm"], others, rtol=1e-5)
+    assert others < 0.9 * np.linalg.norm(list(norms.values()))
+
+
 def test_what_is_not_finite_changes_nothing() -> None:
     step, state = trained.step_of("llama"), begun("llama")
     broken = {**state["parameters"], "model.norm.weight": state["parameters"]["model.norm.weight"].at[0].set(np.nan)}
