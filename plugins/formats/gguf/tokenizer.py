@@ -77,8 +77,8 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
     if templates := _templates(kv):
         about["chat_template"] = templates
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
-    if found := ends.read(get, kinds, kv.get(DEFAULT, ("", ""))[1]):
-        generation["eos_token_id"] = found[0] if len(found) == 1 else [*found]
+    if ended := ends.read(get, kinds, kv.get(DEFAULT, ("", ""))[1]):
+        generation["eos_token_id"] = ended[0] if len(ended) == 1 else [*ended]
     generation |= sampling.from_kv(kv)
     return {
         TOKENIZER: json.dumps(tokenizer, ensure_ascii=False).encode(),
@@ -173,7 +173,7 @@ def _ends(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[int]:
     """
     token = (config.get(CONFIG) or {}).get("eos_token")
     said = [(config.get(GENERATION) or {}).get("eos_token_id"), config.get("eos_token_id")]
-    said.append(ids.get(token["content"] if isinstance(token, dict) else token))
+    said.append(ids.get(str(token["content"] if isinstance(token, dict) else token)))
     return [i for one in said for i in (one if isinstance(one, list) else [one]) if type(i) is int and i >= 0]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import PlanError
 from plugins.formats.gguf import sampling
-from plugins.formats.gguf.bytelevel import SPLITTERS
+from plugins.formats.gguf.bytelevel import SAME, SPLITTERS
 from plugins.formats.gguf.tokenizer import from_kv, tokenizer_kv, unsaid
 
 TINY = Path(__file__).parents[4] / "plugins/models/gpt_oss/tiny"
@@ -83,6 +83,25 @@ def test_there_and_back(tiny, pre):
     assert json.loads(files["generation_config.json"]) == ends
     again = {n: json.loads(b) for n, b in files.items()}
     assert kv_of({**CONFIG, **again}) == kv
+
+
+def test_other_names_of_splitters(tiny):
+    """llama.cpp has several names for most; where a file has none it splits as it did before there were names."""
+    kv = kv_of(config_with(tiny))
+    del kv["tokenizer.ggml.add_bos_token"]
+    split = {}
+    for pre in (*SPLITTERS, *SAME):
+        split[pre] = json.loads(from_kv({**kv, "tokenizer.ggml.pre": ("string", pre)}, CONFIG)["tokenizer.json"])
+    assert all(split[other] == split[name] for other, name in SAME.items())
+    assert split["pixtral"]["post_processor"]["type"] == "TemplateProcessing"  # BOS is added
+    assert split["deepseek-r1-qwen"] == {**split["qwen2"], "normalizer": None}
+    none = {k: v for k, v in kv.items() if k != "tokenizer.ggml.pre"}
+    file = from_kv(none, CONFIG)["tokenizer.json"]
+    assert json.loads(file) == split["default"]
+    # llama-cpp-python 0.3.36 on such a file
+    spelled = {i: t for t, i in tiny["model"]["vocab"].items()}
+    found = " ".join(spelled[i] for i in tokens(file, "$100,000 <a href='x'>=~~ 1234567 don't"))
+    assert found == "$ 1 00 , 000 Ġ < a Ġh re f = ' x ' > = ~ ~ Ġ 12 3 4 5 6 7 Ġdon ' t"
 
 
 def test_an_unknown_splitter_is_refused_or_named(tiny):
