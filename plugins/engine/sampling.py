@@ -1,6 +1,7 @@
 """Choosing the next token. Pure functions of logits, inside jit; numbers are arrays, so that no value recompiles.
 
-In the order that transformers' generate applies them: repetition penalty, temperature, top-k, top-p, min-p.
+In the order that transformers' generate applies them: repetition penalty, temperature, top-k, top-p, min-p. Tokens that
+are as likely as the last of the top k stay too, as they do there.
 """
 
 from collections.abc import Collection
@@ -69,12 +70,12 @@ def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, 
     # sorts the vocabulary. A barrier each: one for both takes, once a program for a mesh is simplified, the tuple that
     # the top-k gives, of which XLA's `TopkDecomposer` dies (jaxlib 0.10).
     ranked, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(logits, count))
-    rank = jnp.arange(count)[None]
-    in_k = (top_k == 0) | (rank < top_k)
-    by_k = (top_k > 0) & (top_k <= count)
+    last_k = jnp.take(ranked, jnp.clip(top_k, 1, count) - 1, axis=-1)[:, None]
+    in_k = (top_k == 0) | (top_k > count) | (ranked >= last_k)  # all that are as likely as the last of the k
+    by_k = (top_k > 0) & (top_k <= count) & (jnp.sum(logits >= last_k, axis=-1) <= count)
     weight = jnp.where(in_k, jnp.exp(ranked - ranked[:, :1]), 0.0)
     every = jnp.sum(jnp.exp(logits - ranked[:, :1]), axis=-1, keepdims=True)
-    whole = jnp.where(by_k | (count == logits.shape[-1]), jnp.sum(weight, axis=-1, keepdims=True), every)
+    whole = jnp.where(by_k[:, None] | (count == logits.shape[-1]), jnp.sum(weight, axis=-1, keepdims=True), every)
     before = jnp.cumsum(weight / whole, axis=-1) - weight / whole
     # A token stays when those before it do not reach top_p yet; so the likeliest always stays. Rounded sums reach 1
     # before the last token: 1 has to be said apart.

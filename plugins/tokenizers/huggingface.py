@@ -47,9 +47,9 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         with no_panic(self._where):
+            special = self._special()  # which the package leaves out, whatever tokenizer_config.json says then
             self._add(settings)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special = frozenset(i for i, t in added.items() if t.special)
+        self.special = special | self._special()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if self.vocab_size > MOST_IDS:
             raise SourceError(
@@ -58,21 +58,23 @@ class HuggingFaceTokenizer:
         self._decoders = _flat(decoder := files.json(FILE).get("decoder"), self._where)
         self._decodes_by_pattern = has_pattern(decoder)
 
+    def _special(self) -> frozenset[int]:
+        return frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+
     def _add(self, settings: TokenizerSettings) -> None:
-        """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has otherwise."""
+        """Tokens of tokenizer_config.json, which says last how they are found; and special ones that the vocabulary
+        has otherwise."""
         from tokenizers import AddedToken
 
-        known = {t.content for t in self._tokenizer.get_added_tokens_decoder().values()}
+        known = {t.content: t for t in self._tokenizer.get_added_tokens_decoder().values()}
         for token in settings.added:
-            if token.text in known:
+            given = AddedToken(
+                token.text, special=token.special, normalized=bool(token.normalized), lstrip=token.lstrip,
+                rstrip=token.rstrip, single_word=token.single_word,
+            )  # fmt: skip
+            if token.text in known and token.normalized is None:
                 continue
-            self._tokenizer.add_tokens(
-                [
-                    AddedToken(
-                        token.text, special=token.special, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip
-                    )
-                ]
-            )
+            self._tokenizer.add_tokens([given])
             if (got := self._tokenizer.token_to_id(token.text)) != token.id:
                 raise SourceError(
                     f"{settings.where}: token {token.text!r} should have id {token.id}, {self._where} makes it {got}"
@@ -123,7 +125,7 @@ class HuggingFaceTokenizer:
             SourceError: a decoder that cannot be streamed.
         """
         kinds = [d.get("type") for d in self._decoders]
-        left_out = self.special if skip_special else frozenset()
+        left_out = self._left_out if skip_special else frozenset()
         if kinds and set(kinds) == {"ByteLevel"}:
             return ByteStream(lambda token: b"" if token in left_out else self._bytes_of(token))
         for decoder in self._decoders:
@@ -138,6 +140,13 @@ class HuggingFaceTokenizer:
             lambda token: token in left_out or self._tokenizer.id_to_token(token) is None,
             lambda token: falls_back and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None,
         )
+
+    @cached_property
+    def _left_out(self) -> frozenset[int]:
+        """What decoding leaves out: a special token that is found in normalized text it knows by how that spells it,
+        and so not always."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(i for i in self.special if not added[i].normalized or not self.decode([i], skip_special=True))
 
     def id_of(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)

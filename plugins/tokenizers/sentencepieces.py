@@ -169,4 +169,5 @@ def _characters(raw: bytes) -> tuple[str, bytes]:
 
 
 def _pattern(added: Added) -> str:
-    return (r"\s*" if added.lstrip else "") + f"({re.escape(added.text)})" + (r"\s*" if added.rstrip else "")
+    text = rf"(?<!\w)({re.escape(added.text)})(?!\w)" if added.single_word else f"({re.escape(added.text)})"
+    return (r"\s*" if added.lstrip else "") + text + (r"\s*" if added.rstrip else "")

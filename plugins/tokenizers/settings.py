@@ -34,6 +34,8 @@ class Added:
         id: its id; None where only the tokenizer knows.
         special: left out by `skip_special`.
         lstrip, rstrip: it takes along the white space before it, after it.
+        single_word: it is not found within a word.
+        normalized: it is found in text as the tokenizer normalizes it; None: of a file that says no such things.
     """
 
     text: str
@@ -41,6 +43,8 @@ class Added:
     special: bool = True
     lstrip: bool = False
     rstrip: bool = False
+    single_word: bool = False
+    normalized: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -147,10 +151,11 @@ def _decoder(found: Any, where: str) -> list[Added]:
         if not ID.fullmatch(key) or not is_id(int(key)) or not isinstance(token, Mapping):
             raise SourceError(f"{where} should map ids to objects with `content`, has {key!r:.80}: {token!r:.80}")
         s = Typed(token, f"{where} {key} ")
-        flags = [s.get(name, bool, False) for name in ("special", "lstrip", "rstrip")]
+        flags = {name: s.get(name, bool, False) for name in ("special", "lstrip", "rstrip", "single_word")}
+        flags["normalized"] = s.get("normalized", bool, not flags["special"])
         if s.problems:
             raise SourceError(str(s.problems[0]))
-        tokens.append(Added(_spelling(token, where), int(key), *flags))
+        tokens.append(Added(_spelling(token, where), int(key), **flags))
     return tokens
 
 

@@ -38,6 +38,9 @@ def test_greedy_is_what_transformers_finds_likeliest() -> None:
         {"temperature": 1.0, "top_k": 5000},
         {"temperature": 0.8, "top_p": 0.6},
         {"temperature": 1.5, "min_p": 0.2},
+        {"temperature": 0.5, "top_k": 3, "ties": True},
+        {"temperature": 0.9, "top_k": 1, "ties": True},
+        {"temperature": 0.9, "top_k": 7, "min_p": 0.3, "ties": True},
         {"temperature": 1.0, "repetition_penalty": 1.7},
         {"temperature": 0.6, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.7},
     ],
@@ -50,8 +53,10 @@ def test_filters_are_those_of_transformers(options: dict[str, Any]) -> None:
 
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (5, VOCAB)).astype(np.float32)
+    if options.get("ties"):  # as those of bf16 often are
+        logits = np.round(logits)
     prompt = rng.integers(0, VOCAB, (5, 17))
-    s = Sampling(**options)
+    s = Sampling(**{name: value for name, value in options.items() if name != "ties"})
     steps = [g.RepetitionPenaltyLogitsProcessor(s.repetition_penalty), g.TemperatureLogitsWarper(s.temperature)]
     steps += [g.TopKLogitsWarper(min(s.top_k, VOCAB))] if s.top_k else []
     steps += [g.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []

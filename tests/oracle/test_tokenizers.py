@@ -68,6 +68,42 @@ def test_tokenizer_json(kind, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("where", ["tokenizer.json", "tokenizer_config.json", "both, not alike"])
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_added_tokens(kind, where, tmp_path):
+    """How one is found in text, by every way to say it; where the two files differ, tokenizer_config.json has it."""
+    from transformers import PreTrainedTokenizerFast
+
+    flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
+    both = json.loads(cases.tokenizer_json(kind))
+    first = max(t["id"] for t in both["added_tokens"]) + 1
+    tokens = [
+        {"content": f"f{i}o", **{flag: bool(i >> n & 1) for n, flag in enumerate(flags)}}
+        for i in range(2 ** len(flags))
+    ]
+    said = [t | {"lstrip": not t["lstrip"], "special": not t["special"]} for t in tokens] if "not" in where else tokens
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if where != "tokenizer_config.json":
+        both["added_tokens"] += [{"id": first + i, **t} for i, t in enumerate(tokens)]
+    if where != "tokenizer.json":
+        about["added_tokens_decoder"] = {str(first + i): t for i, t in enumerate(said)}
+    files = {"tokenizer.json": json.dumps(both).encode(), "tokenizer_config.json": json.dumps(about).encode()}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    ours, theirs = load_tokenizer(files, {}), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for token in (t["content"] for t in tokens):
+        text = f"a {token}  b a{token}b {token}. {token}{token}"
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False), token
+        for skip in (True, False):
+            stream = ours.stream(skip_special=skip)
+            streamed = "".join(map(stream.push, ids)) + stream.end()
+            assert streamed == ours.decode(ids, skip_special=skip) == theirs.decode(ids, skip_special_tokens=skip), (
+                token
+            )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("legacy", [True, False])
 def test_sentencepiece(legacy, tmp_path):
     """transformers makes a tokenizer.json of tokenizer.model; around special tokens it does what we do.

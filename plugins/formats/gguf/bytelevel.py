@@ -20,11 +20,18 @@ def byte_level(use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _split(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, byte_level(False)]}
+def _split(*patterns: str) -> dict[str, Any]:
+    splits = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns]
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level(False)]}
 
 
+# How llama.cpp splits where a file names no splitter, as the first GGUF files did.
+UNNAMED = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
 SPLITTERS: dict[str, dict[str, Any]] = {
     "gpt-2": byte_level(True),
     "smollm": {
@@ -32,15 +39,19 @@ SPLITTERS: dict[str, dict[str, Any]] = {
         "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level(True)],
     },
     **{name: _split(pattern) for name, pattern in PATTERNS.items()},
+    "deepseek-r1-qwen": _split(splits.QWEN),  # Qwen's, and text as it is
+    "default": _split(*UNNAMED),
 }
 NORMALIZERS = {"qwen2": {"type": "NFC"}}
-SAME = {
-    "default": "gpt-2",
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "gpt2": "gpt-2",
-}  # other names of a splitter
-ADDS_BOS = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken"))  # where a file does not say
+NAMES = {  # other names that llama.cpp has for a splitter (llama_vocab::impl::load)
+    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "gpt-2": ("gpt2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion"),
+    "deepseek-r1-qwen": ("kormo", "f2llmv2", "megrez", "hunyuan", "stablelm2"),
+    "gpt-4o": ("llama4", "kanana2"),
+    "smollm": ("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+}
+SAME = {other: name for name, others in NAMES.items() for other in others}
+ADDS_BOS = frozenset(("llama-bpe", "tekken", *NAMES["llama-bpe"]))  # where a file does not say
 
 
 def body(get: Mapping[str, Any]) -> dict[str, Any]:

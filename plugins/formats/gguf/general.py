@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import Problem
 from plugins.formats.gguf.header import FIXED
+from plugins.formats.gguf.sampling import KEYS as SAMPLING
 from plugins.formats.gguf.tokenizer import TOKENIZER
 
 METADATA = "gguf_metadata.json"
@@ -19,9 +20,12 @@ OF_THE_FILE = frozenset(
     f"general.{key}" for key in ("architecture", "type", "alignment", "file_type", "quantization_version")
 )
 KEPT = ("general.", "tokenizer.ggml.")
+TOKENS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 OF_THE_TOKENIZER = frozenset(  # follows from its files
-    f"tokenizer.ggml.{key}"
-    for key in ("model", "pre", "add_bos_token", *(f"{t}_token_id" for t in ("bos", "eos", "unknown", "padding")))
+    (
+        *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "add_bos_token", *(f"{t}_token_id" for t in TOKENS))),
+        *(key for key, _ in SAMPLING.values()),
+    )
 )
 RANGES = {  # whole numbers by type
     f"{sign}int{bits}": ((0, 2**bits) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1)))

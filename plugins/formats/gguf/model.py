@@ -19,6 +19,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Lane
 from pipeline.tensors.views import stored_leaves
 from plugins.facts.ggml_mixes import MIX_NUMBERS, mix_of
+from plugins.formats.gguf import sampling
 from plugins.formats.gguf.archs import ARCHS
 from plugins.formats.gguf.config import ROPE_FREQS, sizes_of, to_config, to_kv, too_many
 from plugins.formats.gguf.general import METADATA
@@ -26,7 +27,7 @@ from plugins.formats.gguf.general import from_kv as metadata_file
 from plugins.formats.gguf.general import to_kv as kept_metadata
 from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix, Structs
 from plugins.formats.gguf.table import Arch, Entry, entries
-from plugins.formats.gguf.tokenizer import GENERATION, NO_TOKENIZER, TAKES, from_kv, tokenizer_kv
+from plugins.formats.gguf.tokenizer import GENERATION, NO_TOKENIZER, TAKES, from_kv, tokenizer_kv, unsaid
 from plugins.formats.gguf.types import FILE_TYPES, KEPT_WHOLE, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
@@ -117,7 +118,8 @@ class GgufDialect:
             settings[f"{arch.name}.vocab_size"] = ("uint32", config["vocab_size"])
         if problems:
             raise PlanError(problems)
-        kv = {**_general(arch, bound, config), **kept, **settings, **tokenizer}
+        drawn = sampling.to_kv(config.get(GENERATION) or {})
+        kv = {**_general(arch, bound, config), **kept, **drawn, **settings, **tokenizer}
         leaves, constants = stored_leaves(bound), {}
         if factors is not None:
             leaves = {ROPE_FREQS: TensorSpec(factors.shape, "F32"), **leaves}
@@ -128,7 +130,8 @@ class GgufDialect:
             {},
             constants=constants,
             metadata={KEY: {"kv": kv, "types": types}},
-            drop=(*self.takes, GENERATION, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+            drop=(*self.takes, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+            notes=tuple(filter(None, [unsaid(config, tokenizer)])),
         )
 
 

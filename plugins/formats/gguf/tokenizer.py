@@ -5,16 +5,18 @@ the chat template are the same for both.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PlanError, Problem
-from plugins.formats.gguf import bytelevel, sentencepiece
+from plugins.formats.gguf import bytelevel, ends, sampling, sentencepiece
 from plugins.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENERATION = "generation_config.json"
-TAKES = (TOKENIZER, CONFIG, TEMPLATE)
+DEFAULT = "tokenizer.chat_template"  # others have its name, a dot and their own
+TAKES = (TOKENIZER, CONFIG, TEMPLATE, GENERATION)
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 TYPES = {  # llama_vocab::impl::load
@@ -24,11 +26,6 @@ TYPES = {  # llama_vocab::impl::load
 }  # fmt: skip
 NO_TOKENIZER = ("string", "none")  # as tokenizer.ggml.model
 MOST_TOKENS = 10_000_000  # the largest vocabularies have a fortieth
-
-# Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
-ENDS_OF_TURN = frozenset(
-    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
-)
 
 
 def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dict[str, bytes]:
@@ -77,15 +74,12 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
         "clean_up_tokenization_spaces": False,
     }
     about["model_max_length"] = config["max_position_embeddings"]
-    template = kv.get("tokenizer.chat_template", ("", ""))[1]
-    if template:
-        about["chat_template"] = template
+    if templates := _templates(kv):
+        about["chat_template"] = templates
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
-    # In harmony <|end|> ends a message, and the model goes on with the next; llama_vocab::impl::load excepts it too.
-    ends = ENDS_OF_TURN - {"<|end|>"} if {"<|return|>", "<|call|>"} <= set(tokens) else ENDS_OF_TURN
-    turns = [i for i, t in enumerate(tokens) if t in ends and t in template and i != generation.get("eos_token_id")]
-    if turns and "eos_token_id" in generation:
-        generation["eos_token_id"] = [generation["eos_token_id"], *turns]
+    if ended := ends.read(get, kinds, kv.get(DEFAULT, ("", ""))[1]):
+        generation["eos_token_id"] = ended[0] if len(ended) == 1 else [*ended]
+    generation |= sampling.from_kv(kv)
     return {
         TOKENIZER: json.dumps(tokenizer, ensure_ascii=False).encode(),
         CONFIG: _json(about),
@@ -145,25 +139,79 @@ def _tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str,
         token = about.get(name)
         found = ids.get(token["content"] if isinstance(token, dict) else token)
         if found is None:
-            found = config.get(f"{name}_id")
+            found = config.get(f"{name}_id", (config.get(GENERATION) or {}).get(f"{name}_id"))
         if type(found) is list:
             found = found[0] if found else None
         if type(found) is int:
             kv[f"tokenizer.ggml.{key}_token_id"] = ("uint32", found)
-    for key, name, given in (("bos", "bos_token", 0), ("eos", "eos_token", -1)):
-        adds = _adds(tokenizer, about, key, given)
+    for key, name, at in (("bos", "bos_token", 0), ("eos", "eos_token", -1)):
+        adds = _adds(tokenizer, at)
         if adds or key == "bos":
             kv[f"tokenizer.ggml.add_{name}"] = ("bool", adds)
-    template = config.get(TEMPLATE) or about.get("chat_template")
-    if isinstance(template, str) and template:
-        kv["tokenizer.chat_template"] = ("string", template)
+    eos, tokens = kv.get("tokenizer.ggml.eos_token_id", ("", None))[1], kv["tokenizer.ggml.tokens"][1]
+    kv |= {f"tokenizer.ggml.{k}": ("uint32", i) for k, i in ends.written(_ends(config, ids), eos, tokens).items()}
+    kv |= _template_kv(config.get(TEMPLATE) or about.get("chat_template"))
     return kv, problems
 
 
-def _adds(tokenizer: Mapping[str, Any], about: Mapping[str, Any], end: str, at: int) -> bool:
-    """Whether a special token is put first (`at` 0) or last (-1)."""
-    if isinstance(about.get(f"add_{end}_token"), bool):
-        return bool(about[f"add_{end}_token"])
+def unsaid(config: Mapping[str, Any], kv: Mapping[str, tuple[str, Any]]) -> str:
+    """What a person should know of tokens at which the checkpoint ends and llama.cpp, by the file, will not."""
+    if TOKENIZER not in config or "tokenizer.ggml.tokens" not in kv:
+        return ""
+    get = {k.removeprefix("tokenizer.ggml."): v for k, (_, v) in kv.items()}
+    said = ends.read(get, get["token_type"], get.get("tokenizer.chat_template", ""))
+    tokens = get["tokens"]
+    left = [tokens[i] for i in _ends(config, {}) if i < len(tokens) and i not in said]
+    return f"llama.cpp will not end at {', '.join(left)}: GGUF has no more places for what ends a text" if left else ""
+
+
+def _ends(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[int]:
+    """Ids at which the checkpoint ends: those of generation_config.json, of config.json, and the tokenizer's own.
+
+    Args:
+        ids: of all tokens.
+    """
+    token = (config.get(CONFIG) or {}).get("eos_token")
+    said = [(config.get(GENERATION) or {}).get("eos_token_id"), config.get("eos_token_id")]
+    said.append(ids.get(str(token["content"] if isinstance(token, dict) else token)))
+    return [i for one in said for i in (one if isinstance(one, list) else [one]) if type(i) is int and i >= 0]
+
+
+def _template_kv(given: Any) -> dict[str, tuple[str, Any]]:
+    """The chat templates, those with a name beside the default one as gguf's `add_chat_template` writes them."""
+    if isinstance(given, str) and given:
+        return {DEFAULT: ("string", given)}
+    named = {re.sub("[^A-Za-z0-9]", "_", t["name"]): t["template"] for t in given or ()}
+    out = {f"{DEFAULT}.{name}": ("string", text) for name, text in named.items() if name != "default"}
+    if out:
+        out[f"{DEFAULT}s"] = ("array:string", [key.removeprefix(f"{DEFAULT}.") for key in out])
+    return out | ({DEFAULT: ("string", named["default"])} if "default" in named else {})
+
+
+def _templates(kv: Mapping[str, tuple[str, Any]]) -> str | list[dict[str, Any]]:
+    """The chat template, or where there are several all of them by name, as tokenizer_config.json has them.
+
+    Raises:
+        PlanError: one that is no text.
+    """
+    found = {k.removeprefix(DEFAULT).removeprefix(".") or "default": v for k, v in kv.items() if _names(k)}
+    for name, (kind, _) in found.items():
+        if kind != "string":
+            raise PlanError([Problem(f"{DEFAULT}.{name}", f"is {kind}; string is expected")], exit_code=4)
+    if not found.keys() - {"default"}:
+        return str(found["default"][1]) if found else ""
+    return [{"name": name, "template": text} for name, (_, text) in found.items()]
+
+
+def _names(key: str) -> bool:
+    return key == DEFAULT or key.startswith(f"{DEFAULT}.")
+
+
+def _adds(tokenizer: Mapping[str, Any], at: int) -> bool:
+    """Whether a special token is put first (`at` 0) or last (-1).
+
+    By tokenizer.json alone: `add_bos_token` of tokenizer_config.json means nothing beside it, in transformers as here.
+    """
     post = tokenizer.get("post_processor") or {}
     steps = [s for p in (post, *post.get("processors", ())) for s in p.get("single", ())]
     return len(steps) > 1 and "SpecialToken" in steps[at]

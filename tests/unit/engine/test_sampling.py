@@ -70,6 +70,18 @@ def test_few_candidates_are_enough_only_when_no_other_may_be_kept(options: dict[
     assert done.tolist() == [enough] * ROWS
 
 
+@pytest.mark.parametrize(("top_k", "alike", "kept"), [(2, 5, 6), (40, 300, 301), (301, 300, 301)])
+def test_tokens_as_likely_as_the_last_of_the_k_stay(top_k: int, alike: int, kept: int) -> None:
+    """However many candidates that takes: a token more may be one of them."""
+    x = np.zeros((1, VOCAB), np.float32)
+    x[0, 5], x[0, 100 : 100 + alike] = 3.0, 2.0
+    given = samplers.numbers(Sampling(temperature=1.0, top_k=top_k))
+    ranked, _, enough = samplers.keep_likely(jnp.asarray(x), VOCAB, given)
+    assert int((ranked > -jnp.inf).sum()) == kept
+    assert enough.all()
+    assert bool(samplers.keep_likely(jnp.asarray(x), 256, given)[2][0]) is (kept <= 256)
+
+
 def test_a_vocabulary_is_sorted_only_where_thousands_may_be_kept() -> None:
     """What the programs of a step hold: XLA's own top-k on CPUs, and one sort, in the branch for all candidates."""
     s = Sampling(temperature=1.0, top_k=40)
