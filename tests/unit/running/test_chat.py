@@ -349,7 +349,8 @@ def piped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         StageError: as `chat`.
     """
     talk = Talk()
-    model = SimpleNamespace(conversation=lambda chat: talk, facts={"device_nbytes": 5, "device": "cpu"})
+    facts = {"device_nbytes": 5, "device": "cpu"}
+    model = SimpleNamespace(conversation=lambda chat: talk, facts=facts, generation={})
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
     try:
         chat(model, Sampling(), template=None, system=None)  # type: ignore[arg-type]
