@@ -207,6 +207,11 @@ class Session(Protocol):
         ...
 
     @property
+    def generation(self) -> Mapping[str, Any]:
+        """The checkpoint's generation_config.json; empty where it has none."""
+        ...
+
+    @property
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline import meter
+from pipeline import meter, suggested
 from pipeline.engine import Engine, gang_of, generating, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
@@ -106,6 +106,8 @@ class Generate:
             ("decode", decode),
             ("ended by", ended),
         ]
+        if suggestion := suggested.said(session.generation, self.sampling):
+            rows.append(("the model's makers", suggestion))
         texts = [(p, g.text, g.completion.finish) for p, g in zip(prompts, found, strict=True)]
         return Generated(
             prompts=prompts,

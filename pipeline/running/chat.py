@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
+from pipeline import suggested
 from pipeline.engine import Conversation, Reply, Session, weights_rows
 from pipeline.errors import ConfigError, StageError, WeightmillError, did_you_mean, some
 from pipeline.running import saved, text_stream
@@ -288,6 +289,8 @@ def chat(model: Session, sampling: Any, *, template: bool | None, system: str | 
             note(f"{weights}. /help says what there is; Ctrl-C ends an answer, Ctrl-D the chat.")
             if not talk.chat:
                 note(PLAIN if template is None else "What you type is continued as it is.")
+            if suggestion := suggested.said(model.generation, sampling):
+                note(f"{suggestion}.")
             while not session.over and not unread() and (typed := lines.next()) is not None:
                 if not session.take(typed, "" if lines.person else f"line {typed.line}: "):
                     failed.append(f"line {typed.line}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import suggested
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.running import text_stream
@@ -26,6 +27,7 @@ from plugins.engine.score import keep_head, score
 from plugins.models.common.decoder import Decoder
 from plugins.tokenizers.channels import ChannelText
 from plugins.tokenizers.chat_harmony import HarmonyChat
+from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.harmony import Message
 from plugins.tokenizers.tokenizer import Tokenizer
 
@@ -89,6 +91,16 @@ class Model:
             ("packed as", ", ".join(packed) or "nothing"),
             ("activations", str(facts["activations"])),
         ]
+
+    @cached_property
+    def generation(self) -> Mapping[str, Any]:
+        """See `pipeline.engine.Session.generation`."""
+        return Companions(self._checkpoint.files, self._checkpoint.origin).json(suggested.FILE)
+
+    @property
+    def suggested(self) -> Mapping[str, Any]:
+        """Options of `generate` that draw tokens as the makers of the model would, by its generation_config.json."""
+        return suggested.options(self.generation)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
