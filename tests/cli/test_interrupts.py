@@ -49,7 +49,8 @@ class Talk:
         return Reply(said, "end", timings, 5)
 
 facts = {"device_nbytes": 5, "device": "cpu"}
-chat(SimpleNamespace(conversation=lambda chat: Talk(), facts=facts), Sampling(), template=None, system=None)
+model = SimpleNamespace(conversation=lambda chat: Talk(), facts=facts, generation={})
+chat(model, Sampling(), template=None, system=None)
 """
 
 LATE = """

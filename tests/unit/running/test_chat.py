@@ -350,7 +350,7 @@ def piped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     talk = Talk()
     facts = {"device_nbytes": 5, "device": "cpu"}
-    model = SimpleNamespace(conversation=lambda chat: talk, facts=facts, generation={})
+    model = SimpleNamespace(conversation=lambda chat: talk, facts=facts, generation={"do_sample": True, "top_k": 64})
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
     try:
         chat(model, Sampling(), template=None, system=None)  # type: ignore[arg-type]
@@ -363,7 +363,9 @@ def test_a_pipe_loses_no_question(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """A quoted text is no command, and one that nothing closes ends with what there is."""
     given = b'one\r\n"""\n/usr/bin is\nwhat?\n"""\n/max_tokens 5\n"""and\nlast'
     assert piped(given, monkeypatch) == ["one", "/usr/bin is\nwhat?", "and\nlast"]
-    assert 'line 7: """ has no end' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert 'line 7: """ has no end' in said
+    assert "generation_config.json asks for sampling.temperature=1 sampling.top_k=64." in said
 
 
 def test_what_fails_over_a_pipe_is_said_and_counts(
