@@ -48,7 +48,7 @@ IDS = {
 }
 # vocab_size, bos, eos
 ABOUT = {
-    SMOLLM2: (49152, 1, (2,)),
+    SMOLLM2: (49152, 1, (2, 4, 0)),  # by llama_vocab_is_eog of llama.cpp 0.3.36
     O200K: (201088, 199998, (200002, 199999, 200012)),
     TEKKEN: (131072, 1, (2,)),
     MISTRAL: (32000, 1, (2,)),
