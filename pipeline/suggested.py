@@ -4,6 +4,7 @@ Nothing of it is followed by itself but what ends a text: the same command sampl
 is said, and as what to write to follow it. The keys are transformers' (`GenerationConfig`).
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def unanswered(generation: Mapping[str, Any]) -> dict[str, Any]:
 def said(generation: Mapping[str, Any], sampling: Any) -> str:
     """What a person should know of it who asked for `sampling`; empty: it asks for nothing else."""
     other = {name: v for name, v in options(generation).items() if getattr(sampling, name, v) != v}
-    asks = " ".join(f"sampling.{name}={_typed(value)}" for name, value in other.items())
+    asks = " ".join(shlex.quote(f"sampling.{name}={_typed(value)}") for name, value in other.items())
     parts = [f"{FILE} asks for {asks}"] if asks else []
     if missing := unanswered(generation):
         parts.append(f"{'' if asks else FILE + ' asks for '}{', '.join(missing)}, which nothing here does")
@@ -56,5 +57,7 @@ def said(generation: Mapping[str, Any], sampling: Any) -> str:
 
 
 def _typed(value: Any) -> str:
-    """As it is written on the command line."""
-    return str(list(value)) if isinstance(value, tuple) else f"{value:g}"
+    """As Hydra's grammar has it."""
+    from pipeline.config.overrides import listed  # with Hydra, which those who ask for options do not need
+
+    return listed(value) if isinstance(value, tuple) else str(value).removesuffix(".0")

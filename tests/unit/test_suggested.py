@@ -1,10 +1,12 @@
 """What the makers of a model ask for, said as what to write."""
 
+import shlex
 from typing import Any
 
 import pytest
 
 from pipeline import suggested
+from pipeline.config.overrides import parsed_override
 from plugins.engine.options import Sampling
 
 
@@ -37,4 +39,12 @@ def test_what_is_said() -> None:
     nothing = "suppress_tokens, num_beams, which nothing here does"
     assert suggested.said(generation, Sampling(temperature=0.6)) == f"{asks} sampling.top_k=20; and for {nothing}"
     assert suggested.said(generation, Sampling(temperature=0.6, top_k=20)) == f"{asks} {nothing}"
-    assert suggested.said({"stop_strings": ["a b"]}, Sampling()) == f"{asks} sampling.stop=['a b']"
+
+
+def test_it_is_what_can_be_typed() -> None:
+    """In a shell: values in full, and texts with whatever is in them."""
+    wanted = {"temperature": 0.123456789, "top_k": 1234567, "stop": ["a b", "it's", "n, $m"]}
+    given = {"do_sample": True, "stop_strings": wanted["stop"], **wanted}
+    words = shlex.split(suggested.said(given, Sampling(temperature=1.0)).removeprefix(f"{suggested.FILE} asks for "))
+    found = [override for word in words if (override := parsed_override(word)) is not None]
+    assert {override.key_or_group.removeprefix("sampling."): override.value() for override in found} == wanted

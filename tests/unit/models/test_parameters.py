@@ -92,6 +92,9 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it() -> None:
     silent = {k: v for k, v in config("mistral").items() if k not in ("rms_norm_eps", "sliding_window")}
     assert (llama.Numbers.read(silent).eps, llama.Numbers.read(silent).attention[0].window) == (1e-6, 4096)
     assert llama.Numbers.read({**silent, "sliding_window": None}).attention[0].window is None
+    kinds = ["sliding_attention", *["full_attention"] * (LAYERS - 1)]
+    read = llama.Numbers.read({**silent, "model_type": "ministral", "layer_types": kinds})
+    assert [layer.window for layer in read.attention][:2] == [4096, None]
 
 
 def test_the_configs_have_every_conditional() -> None:
