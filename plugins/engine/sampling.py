@@ -69,10 +69,12 @@ def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, 
     # Without the barrier what reads them is drawn into them, and XLA's CPU backend, which knows a top-k by its looks,
     # sorts the vocabulary. A barrier each: one for both takes, once a program for a mesh is simplified, the tuple that
     # the top-k gives, of which XLA's `TopkDecomposer` dies (jaxlib 0.10).
-    ranked, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(logits, count))
+    more = min(count + 1, logits.shape[-1])  # one, to see whether it is as likely as the last of the top k
+    further, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(logits, more))
+    ranked, tokens = further[:, :count], tokens[:, :count]
     last_k = jnp.take(ranked, jnp.clip(top_k, 1, count) - 1, axis=-1)[:, None]
     in_k = (top_k == 0) | (top_k > count) | (ranked >= last_k)  # all that are as likely as the last of the k
-    by_k = (top_k > 0) & (top_k <= count) & (jnp.sum(logits >= last_k, axis=-1) <= count)
+    by_k = (top_k > 0) & (top_k <= count) & (further[:, -1] < last_k[:, 0])
     weight = jnp.where(in_k, jnp.exp(ranked - ranked[:, :1]), 0.0)
     every = jnp.sum(jnp.exp(logits - ranked[:, :1]), axis=-1, keepdims=True)
     whole = jnp.where(by_k[:, None] | (count == logits.shape[-1]), jnp.sum(weight, axis=-1, keepdims=True), every)
@@ -81,6 +83,7 @@ def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, 
     # before the last token: 1 has to be said apart.
     kept = in_k & ((top_p >= 1) | (before < top_p)) & (weight >= min_p)
     past = (top_p < 1) & (before[:, -1] + (weight / whole)[:, -1] >= top_p) | (weight[:, -1] < min_p)
+    past &= (top_k == 0) | (top_p >= 1)  # of the top k that are not all here, shares are not known
     return jnp.where(kept, ranked, -jnp.inf), tokens, by_k | past | (count == logits.shape[-1])
 
 

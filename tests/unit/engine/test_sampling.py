@@ -82,6 +82,21 @@ def test_tokens_as_likely_as_the_last_of_the_k_stay(top_k: int, alike: int, kept
     assert bool(samplers.keep_likely(jnp.asarray(x), 256, given)[2][0]) is (kept <= 256)
 
 
+@pytest.mark.parametrize(
+    "options", [{"top_k": 300, "top_p": 0.1}, {"top_k": 300, "min_p": 0.5}, {"top_p": 0.1}], ids=str
+)
+def test_what_few_candidates_keep_is_what_all_would(options: dict[str, Any]) -> None:
+    """Where they say that they are enough; shares are of the top k, which they may not all have."""
+    given = samplers.numbers(Sampling(temperature=1.0, **options))
+    x = jnp.asarray(logits(2.0))
+    all_ranked, all_tokens, _ = samplers.keep_likely(x, VOCAB, given)
+    few, tokens, enough = samplers.keep_likely(x, 256, given)
+    assert enough.tolist() == [options != {"top_k": 300, "top_p": 0.1}] * ROWS
+    for row in np.flatnonzero(enough):
+        kept = np.isfinite(few[row])
+        np.testing.assert_array_equal(tokens[row][kept], all_tokens[row][np.isfinite(all_ranked[row])])
+
+
 def test_a_vocabulary_is_sorted_only_where_thousands_may_be_kept() -> None:
     """What the programs of a step hold: XLA's own top-k on CPUs, and one sort, in the branch for all candidates."""
     s = Sampling(temperature=1.0, top_k=40)
