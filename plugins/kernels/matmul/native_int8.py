@@ -3,7 +3,7 @@
 Activations are rounded to integers of -127 … 127 in blocks of 32 columns, each with a float32 scale of its own, and
 multiplied as such: 24 rows or more (`scheme.ROUNDED_ROWS`, a matrix) with weights in any format; any number of them
 with those whose elements are integers of four or eight bits in some unit (E2M1, INT4, UINT4, INT8, UINT8, MXINT8) in
-blocks of multiples of 8 or 4 or of whole rows (src/gemv_rounded.h, gemm_int.h); and more than a few (`ffi.FEW_ROWS`)
+blocks of multiples of 8 or 4 or of whole rows (src/gemv_rounded.h, gemm_int.h); and more than a few (`scheme.FEW_ROWS`)
 with ggml's structs but Q2_K. All others are exact, as in `native`, which is faster there. Where one call multiplies
 weights of several kinds, all are rounded or none.
 

@@ -25,10 +25,6 @@ from plugins.kernels.varying import along, axes_of, typed
 DOTS: Final = 1
 """Whether products of pairs of bfloat16 are taken: where the machine is quick at them; 2: wherever it has them."""
 
-FEW_ROWS: Final = 4
-"""Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
-the two cross on Zen 5, for most formats."""
-
 
 def registered(unit: str, handler: str) -> str:
     """The name under which XLA knows `handler` of `src/<unit>.cc` for the instruction set that runs, and `jax.export`
@@ -94,9 +90,10 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     )
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
-    many = count > FEW_ROWS * matrices
     if count < matrices * max(scheme.rounded_rows(spec_of(w), bits) for w in stacks):
         bits = 0
+    floats = bits == 0 and x.dtype == jnp.float32
+    many = count > matrices * min(scheme.few_rows(spec_of(w), floats) for w in stacks)
     tuned = tuned or tuning.best()
     options = {
         "dots": 0 if library.forced() else DOTS,

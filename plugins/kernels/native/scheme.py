@@ -21,6 +21,13 @@ ROUNDED_ROWS: Final = {8: 24, 16: 48}
 """By bits of integers, rows of activations that make up for it where weights must be made such integers first; of fewer
 exact products are faster (measured with AVX-512)."""
 
+FEW_ROWS: Final = 4
+MORE_ROWS: Final = 8
+"""Rows of activations up to which weights are read for some of them at a time, and not decoded first: where the two
+cross on Zen 5, for most formats; and where float32 activations meet wide elements, on Emerald Rapids (`few_rows`)."""
+WIDE_BITS: Final = 6
+"""Of elements, from which on as many as `MORE_ROWS` share a pass (src/gemv_add.h)."""
+
 
 class Numbers(NamedTuple):
     """Attributes of a handler: what `struct Weights` says of a format. A block of 0 is all there are."""
@@ -70,3 +77,14 @@ def rounded_rows(w: TensorSpec, bits: int) -> int:
     if bits == 16:
         quick = quick and s is not None and INTEGERS.get(s.element) == 8
     return 0 if quick or not bits else ROUNDED_ROWS[bits]
+
+
+def few_rows(w: TensorSpec, floats: bool) -> int:
+    """Rows of activations a matrix up to which `src/gemv.h` is faster than `src/gemm.h`.
+
+    Args:
+        floats: activations are float32, and stay what they are.
+    """
+    s = w.scheme
+    wide = s is None or (not s.is_struct and s.element_bits >= WIDE_BITS)
+    return MORE_ROWS if floats and wide else FEW_ROWS

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import ELEMENT_BITS, MXFP4, Scheme
+from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.model_op import agree
 from plugins.kernels.cases import NOT_FINITE, not_finite
 from plugins.kernels.dequantize.numpy import dequantize
@@ -23,7 +24,7 @@ from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
 from plugins.kernels.moe import reference as moe_reference
-from plugins.kernels.native import ffi, library
+from plugins.kernels.native import ffi, library, scheme
 from tests.cases.native import BEST, instruction_set, needs_compiler
 from tests.cases.quantized import quantized
 
@@ -62,33 +63,58 @@ def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
     return q
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize(("n", "few"), [(8, True), (40, True), (192, True), (192, False), (1280, True)])
-@pytest.mark.brief(each=("isa", "dtype"))
-def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths. Rows
-    count as few, whose products are taken from codes, or as many, for which weights are decoded first.
+def off_by_more_than_sums(n: int, counts: dict[int, int], dtype: Any) -> list[TensorSpec]:
+    """Formats whose products are none, in one call over all of them; outputs of different widths. Of six rows of
+    activations, `counts` of assignments to each expert.
 
     The bound is that of a float32 sum of n products in 8 or 16 lanes, as loose as 32 roundings.
     """
-    monkeypatch.setattr(ffi, "FEW_ROWS", ffi.FEW_ROWS if few else 0)
     rng = np.random.default_rng(n)
     x = rng.standard_normal((6, n)).astype(dtype)
-    expert = rng.permutation(np.repeat([-1, 0, 1, 2, 3, 5], [2, 1, 2, 3, 4, 6]).astype(np.int32))
+    expert = rng.permutation(np.repeat([*counts], [*counts.values()]).astype(np.int32))
     stacks: list[Any] = [finite(s, (6, 5 + i % 7, n), i) for i, s in enumerate(schemes(n))]
     stacks += [rng.standard_normal((6, 4 + i, n)).astype(d) for i, d in enumerate((np.float32, BF16, np.float16))]
     assert n < 1280 or len(stacks) > 100
     found = jax.jit(partial(ffi.grouped))(x, expert, stacks)
+    wrong = []
     for w, y in zip(stacks, found, strict=True):
         values = (w if isinstance(w, np.ndarray) else dequantize(w, "F32")).astype(np.float64)
         largest = np.abs(values)
         if not isinstance(w, np.ndarray) and w.zeros is not None:  # elements and zero points are summed apart
             largest += np.abs(dequantize(replace(w, zeros=0 * w.zeros), "F32").astype(np.float64))
-        rows = x.astype(np.float64)[np.arange(len(expert)) // 3]
+        rows = x.astype(np.float64)[np.arange(len(expert)) // (len(expert) // 6)]
         want = np.einsum("an,aon->ao", rows, values[expert])
         bound = np.einsum("an,aon->ao", np.abs(rows), largest[expert])
         want[expert < 0] = bound[expert < 0] = 0
-        assert (np.abs(np.asarray(y) - want) <= 32 * 2.0**-24 * bound).all(), ffi.spec_of(w)
+        if not (np.abs(np.asarray(y) - want) <= 32 * 2.0**-24 * bound).all():
+            wrong.append(ffi.spec_of(w))
+    return wrong
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("n", "few"), [(8, True), (40, True), (192, True), (192, False), (1280, True)])
+@pytest.mark.brief(each=("isa", "dtype"))
+def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts with no assignment and with one to six. Rows count as few, whose products are taken from codes, or as
+    many, for which weights are decoded first."""
+    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: 3 * few)
+    assert not off_by_more_than_sums(n, {-1: 2, 0: 1, 1: 2, 2: 3, 3: 4, 5: 6}, dtype)
+
+
+@pytest.mark.parametrize("n", [8, 40, 192, 1280])
+@pytest.mark.brief(each=("isa",))
+def test_every_format_of_up_to_eight_rows_at_a_time(isa: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of five to eight, which share a pass over wide weights; and of nine, one of which has its own."""
+    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: scheme.MORE_ROWS)
+    assert not off_by_more_than_sums(n, {-1: 1, 0: 5, 1: 6, 2: 7, 3: 8, 5: 9}, np.float32)
+
+
+def test_as_many_rows_as_are_quicker_share_a_pass() -> None:
+    """Wide elements of float32 activations alone."""
+    wide, narrow = Scheme("int8", 32, "f16"), Scheme("int4", 32, "f16")
+    specs = [TensorSpec((8, 64), "BF16"), *(TensorSpec((8, 64), "F32", s) for s in (wide, narrow))]
+    assert [scheme.few_rows(w, True) for w in specs] == [8, 8, 4]
+    assert [scheme.few_rows(w, False) for w in specs] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
@@ -246,7 +272,7 @@ INTEGERS = (
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Kernels for as many, whatever there are."""
     if request.param == "many":
-        monkeypatch.setattr(ffi, "FEW_ROWS", 0)
+        monkeypatch.setattr(scheme, "few_rows", lambda w, floats: 0)
     return str(request.param)
 
 

@@ -97,7 +97,8 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, m, sum);
   const auto groups = [&](auto part, const uint8_t* const (&codes)[R], int64_t first, int64_t until)
       __attribute__((always_inline)) {
-    if constexpr (IN_TURN<L, HOW>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
+    if constexpr (MANY<L, M>) add_many<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
+    else if constexpr (IN_TURN<L, HOW>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
     else add<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
   };
   bool linear = false;
@@ -115,8 +116,9 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
     for (int r = 0; r < R; ++r) p[r] = tail[r];
-    const bool halves = HALVED<L, R, HOW> && left <= L::NBYTES / 2;
-    if constexpr (HALVED<L, R, HOW>)
+    constexpr bool HALVED_HERE = HALVED<L, R, HOW> && !MANY<L, M>;
+    const bool halves = HALVED_HERE && left <= L::NBYTES / 2;
+    if constexpr (HALVED_HERE)
       if (halves) {
         for (int r = 0; r < R; r += 2)
           first_of_both(codes[r] + whole * L::NBYTES, codes[r + 1] + whole * L::NBYTES, left, tail[r]);
@@ -199,6 +201,16 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
   }
 }
 
+// As many as M at most: who is missing is the last one again.
+template <class L, int M, Scaled HOW>
+static void many_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
+                      float* const* y, float* scratch) {
+  Arranged xs[M];
+  float* ys[M];
+  for (int i = 0; i < M; ++i) xs[i] = x[std::min(i, m - 1)], ys[i] = y[std::min(i, m - 1)];
+  some<L, WM_SIMD == 512 ? 2 : 1, M, HOW>(q, matrix, row, count, M, xs, ys, scratch);
+}
+
 template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
@@ -209,6 +221,8 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, m, x, y, scratch);
   if constexpr (IN_TURN<L, HOW>) return some<L, R, 4, HOW>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (MANY<L, 8>)
+    if (m > 4) return (m > 6 ? many_rows<L, 8, HOW> : many_rows<L, 6, HOW>)(q, matrix, row, count, m, x, y, scratch);
   const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
   float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
   some<L, R / 2 ? R / 2 : 1, 4, HOW>(q, matrix, row, count, 4, four, to, scratch);
@@ -265,8 +279,8 @@ static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
 
 template <class L>
 constexpr GemvKernel kernel_of() {
-  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), arrange<L>, product<L>};
-  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), arrange<L>, product<L>};
+  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), 4, arrange<L>, product<L>};
+  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), MANY<L, 8> ? 8 : 4, arrange<L>, product<L>};
 }
 
 #if WM_ROUNDED

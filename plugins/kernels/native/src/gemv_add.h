@@ -12,6 +12,12 @@ WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahea
   if (ahead.near) __builtin_prefetch(own);
 }
 
+// Whether M rows of activations are so many that sums of a group have no registers beside those of rows: weights are
+// scaled then, before they are multiplied. Of four bits and fewer, decoding them once for all rows is quicker (gemm.h).
+constexpr int MANY_BITS = 6;
+template <class L, int M>
+constexpr bool MANY = WM_SIMD != 0 && M > 4 && !L::FIXED && !L::HALVES && 8 * L::NBYTES >= MANY_BITS * L::GROUP;
+
 // How scales may come to a loader's products.
 template <class L>
 constexpr int takes() {
@@ -161,6 +167,45 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
     }
   }
   std::memcpy(total, sum, sizeof sum);
+}
+
+// The same of many rows of activations.
+template <class L, int R, int M, Scaled HOW, Part PART>
+WM_INLINE void add_many(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
+                        const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
+  V sum[R][M];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) sum[r][m] = total[r][m][0];
+  const Stream<L, R, PART> stream(q, codes);
+  for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
+    typename L::Codes stored[R];
+    stream.template read<1>(l, at, stored);
+    V scale[R];
+    if constexpr (HOW == Scaled::LANES)
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) scale[r] = lane_scales<PART != Part::WHOLE>(q, s[r], g);
+#pragma GCC unroll 16
+    for (int j = 0; j < L::VECS; ++j) {
+      V w[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        w[r] = l.value(stored[r], j);
+        if constexpr (HOW == Scaled::LANES) w[r] *= scale[r];
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const V x = in_register(L::activations(static_cast<const float*>(xs[m].x) + g * L::GROUP, j));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][m] = fused(w[r], x, sum[r][m]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) total[r][m][0] = sum[r][m];
 }
 
 // The same of a loader that makes products of a group by itself, of the first m rows of activations. What these take of

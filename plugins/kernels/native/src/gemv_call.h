@@ -56,14 +56,15 @@ struct GemvKernel {
   int arranged;      // floats, or half as large, that a group of activations is
   int grain;         // of elements: a lane's are all in one
   int takes;         // a set of Scaled
+  int most;          // rows of activations that share a pass over the weights, GEMV_MOST at most
   // x is float32 or, `from_bf16`, bfloat16. Whether they can: see gemv_fixed.h.
   bool (*arrange)(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
-  // y[m][row …] of `count` rows of weights of a matrix for m (1 … 4) rows of activations; `scratch` has scratch_floats.
+  // y[m][row …] of `count` rows of weights of a matrix for m (1 … `most`) rows of activations; `scratch` has scratch_floats.
   void (*product)(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x, float* const* y,
                   float* scratch);
 };
 
-constexpr int GEMV_MOST = 4;  // rows of activations that share a pass over the weights
+constexpr int GEMV_MOST = 8;
 
 // Scales that are float32 at a time: few enough to stay in the nearest cache, and those of a pass at least.
 static inline int64_t factors_room(const Weights& w) {

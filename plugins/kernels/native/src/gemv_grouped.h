@@ -49,10 +49,11 @@ struct Product {
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
-void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t rows) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
+  if (rows > kernel->most) kernel = kernels.back();  // which may take more at a time
   if (!has(kernel->takes, scaled(w, *kernel))) kernel = kernels.back();
   q.kernel = kernel, p.any = kernels.back();
   q.ahead = ahead();
@@ -129,11 +130,12 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
   if (wrong.failure() || call.groups.empty()) return wrong;
   const int64_t n = call.n;
   std::vector<Product> products(call.stacks.size());
+  const int64_t mean = (call.count - 1) / int64_t(call.groups.size()) + 1;  // rows of a matrix
   for (size_t s = 0; s < products.size(); ++s) {
     products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
     const auto known = kernels(isa, dots != 0, call.bf16, call.stacks[s].w.element);
     if (known.empty()) return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for weights of this element");
-    decide(products[s], known);
+    decide(products[s], known, mean);
     if (!has(products[s].q.kernel->takes, products[s].q.scaled))
       return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for blocks of this size");
   }
@@ -179,11 +181,12 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
     for (size_t from = 0; from < group.assignments.size();) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
-      int m = 0;
-      for (; m < GEMV_MOST && from < group.assignments.size(); ++m, ++from) {
+      int m = 0, most = 1;
+      for (; m < most && from < group.assignments.size(); ++m, ++from) {
         const int64_t a = group.assignments[from];
         const Arranged& x = (*p->x)[size_t(a / call.each)];
         if (m && x.kernel != xs[0].kernel) break;
+        most = x.kernel->most;
         xs[m] = x, ys[m] = p->y + a * rows;
       }
       xs[0].kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);

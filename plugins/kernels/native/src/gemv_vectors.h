@@ -9,12 +9,20 @@ typedef V Loose __attribute__((aligned(4), may_alias));
 
 WM_INLINE V load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 
-#if WM_SIMD == 512
+#if WM_SIMD
 // A value that is used several times; compilers would read it from memory each time.
-WM_INLINE __m512i in_register(__m512i v) {
+template <typename T>
+WM_INLINE T in_register(T v) {
+#if WM_SIMD == 512
   asm("" : "+v"(v));
+#else
+  asm("" : "+x"(v));
+#endif
   return v;
 }
+#endif
+
+#if WM_SIMD == 512
 
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 // Of four vectors at once.
