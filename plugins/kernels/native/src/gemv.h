@@ -2,6 +2,8 @@
 // nothing but codes and scales is read from memory. Included once for each instruction set (targets.h), after floats.h,
 // elements.h and gemv_call.h.
 //
+// Up to four rows of activations share a pass over the weights; up to eight where elements are wide (`MANY`).
+//
 // A loader (gemv_portable.h, …) makes vectors of float32 from a group of codes, in whatever order of elements is
 // cheapest; the activations are put in that order once (`arrange`). Each lane's elements are of one block wherever
 // blocks are multiples of the loader's GRAIN, so that a group's sums are scaled with one fused product, whatever it
