@@ -64,8 +64,8 @@ def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def off_by_more_than_sums(n: int, counts: dict[int, int], dtype: Any) -> list[TensorSpec]:
-    """Formats whose products are none, in one call over all of them; outputs of different widths. Of six rows of
-    activations, `counts` of assignments to each expert.
+    """Formats whose products are off by more than a sum of float32 is, in one call over all of them; outputs of
+    different widths. Of six rows of activations, `counts` are assigned to each expert.
 
     The bound is that of a float32 sum of n products in 8 or 16 lanes, as loose as 32 roundings.
     """
@@ -97,7 +97,7 @@ def off_by_more_than_sums(n: int, counts: dict[int, int], dtype: Any) -> list[Te
 def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts with no assignment and with one to six. Rows count as few, whose products are taken from codes, or as
     many, for which weights are decoded first."""
-    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: 3 * few)
+    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: scheme.FEW_ROWS * few)
     assert not off_by_more_than_sums(n, {-1: 2, 0: 1, 1: 2, 2: 3, 3: 4, 5: 6}, dtype)
 
 
@@ -107,6 +107,15 @@ def test_every_format_of_up_to_eight_rows_at_a_time(isa: str, n: int, monkeypatc
     """Most of five to eight, which share a pass over wide weights; and of nine, one of which has its own."""
     monkeypatch.setattr(scheme, "few_rows", lambda w, floats: scheme.MORE_ROWS)
     assert not off_by_more_than_sums(n, {-1: 1, 0: 5, 1: 6, 2: 7, 3: 8, 5: 9}, np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_many_of_one_expert_are_multiplied_as_each_alone(isa: str, dtype: Any) -> None:
+    """Where no kernel takes more rows at a time, all have the one that is best for few: bits are the same."""
+    x, w = np.random.default_rng(0).standard_normal((6, 704)).astype(dtype), finite(MXFP4, (2, 9, 704), 0)
+    together = np.asarray(ffi.grouped(x, np.ones(6, np.int32), [w])[0])
+    alone = [np.asarray(ffi.grouped(row[None], np.ones(1, np.int32), [w])[0])[0] for row in x]
+    np.testing.assert_array_equal(together, alone)
 
 
 def test_as_many_rows_as_are_quicker_share_a_pass() -> None:

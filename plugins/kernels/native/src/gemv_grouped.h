@@ -53,7 +53,7 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t r
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
-  if (rows > kernel->most) kernel = kernels.back();  // which may take more at a time
+  if (rows > kernel->most && kernels.back()->most > kernel->most) kernel = kernels.back();
   if (!has(kernel->takes, scaled(w, *kernel))) kernel = kernels.back();
   q.kernel = kernel, p.any = kernels.back();
   q.ahead = ahead();
@@ -130,7 +130,8 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
   if (wrong.failure() || call.groups.empty()) return wrong;
   const int64_t n = call.n;
   std::vector<Product> products(call.stacks.size());
-  const int64_t mean = (call.count - 1) / int64_t(call.groups.size()) + 1;  // rows of a matrix
+  // Rows of a matrix. More than a kernel takes at a time are worth one that takes more, where activations are float32.
+  const int64_t mean = call.bf16 ? 0 : (call.count - 1) / int64_t(call.groups.size()) + 1;
   for (size_t s = 0; s < products.size(); ++s) {
     products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
     const auto known = kernels(isa, dots != 0, call.bf16, call.stacks[s].w.element);

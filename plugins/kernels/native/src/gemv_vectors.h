@@ -23,7 +23,6 @@ WM_INLINE T in_register(T v) {
 #endif
 
 #if WM_SIMD == 512
-
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 // Of four vectors at once.
 WM_INLINE void totals(const V* v, float* out) {
