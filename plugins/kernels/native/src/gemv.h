@@ -85,8 +85,8 @@ struct Floats {
 #include "gemv_add.h"
 
 // Loaders whose rows of activations come one after the other: those of a pass are as many as there are.
-template <class L, Scaled HOW>
-constexpr bool IN_TURN = L::FIXED && HOW != Scaled::UNITS;
+template <class L>
+constexpr bool IN_TURN = L::FIXED;
 
 // R rows of weights times m of M rows of activations, all of them unless they come IN_TURN: out[r][m]. s and z: scales and
 // offsets of each row; all: the sum of each row of activations, for ROW with offsets.
@@ -94,22 +94,22 @@ template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                      const float* const (&z)[R], const Arranged* xs, int m, const float* all, float (&out)[M][R]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
-  V sum[R][M][KEPT<L, HOW>] = {};
-  if constexpr (BY_GROUP<HOW>)
+  V sum[R][M] = {};
+  if constexpr (HOW == Scaled::LANES)
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, m, sum);
   const auto groups = [&](auto part, const uint8_t* const (&codes)[R], int64_t first, int64_t until)
       __attribute__((always_inline)) {
     if constexpr (MANY<L, M>) add_many<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
-    else if constexpr (IN_TURN<L, HOW>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
+    else if constexpr (IN_TURN<L>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
     else add<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
   };
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
     if ((linear = q.ahead.linear != 0))
       for (int r = 0; r < R; ++r) {
-        V own[1][M][KEPT<L, HOW>] = {};
+        V own[1][M] = {};
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
-        sum[r][0][0] = own[0][0][0];
+        sum[r][0] = own[0][0];
       }
   if (!linear) groups(std::integral_constant<Part, Part::WHOLE>(), codes, 0, whole);
   if (left) {
@@ -138,8 +138,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     V four[4] = {};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j)
-      if (i + j < R * M)
-        for (const V& kept : sum[(i + j) % R][(i + j) / R]) four[j] += kept;
+      if (i + j < R * M) four[j] = sum[(i + j) % R][(i + j) / R];
     totals(four, found + i);
   }
   for (int i = 0; i < m; ++i)
@@ -151,23 +150,10 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     }
 }
 
-// A row's scales times the units of activations that they meet, [units]; 0 past its end.
-template <class L>
-WM_INLINE void times_units(const Gemv& q, const float* s, const Arranged& x, float* out) {
-  const float* units = static_cast<const typename L::X*>(x.x) + q.groups * L::ARRANGED;
-  const int64_t count = q.w.n / UNIT, each = q.w.block_elems / UNIT;  // rows are whole blocks, and blocks whole units
-  if (each == 1)
-    for (int64_t i = 0; i < count; ++i) out[i] = s[i] * units[i];
-  else
-    for (int64_t i = 0; i < count; i += each, ++s)
-      for (int64_t j = i; j < i + each; ++j) out[j] = *s * units[j];
-  for (int64_t i = count; i < q.units; ++i) out[i] = 0;
-}
-
 template <class L, int R, int M, Scaled HOW>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int given, const Arranged* x, float* const* y,
                  float* scratch) {
-  const int rows = IN_TURN<L, HOW> && M > 2 ? given : M;
+  const int rows = IN_TURN<L> && M > 2 ? given : M;
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
@@ -189,13 +175,6 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
       const int64_t i = row + at + r < last ? row + at + r : last, place = (w.band(i) - band) * across;
       codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = offsets + place;
     }
-    if constexpr (HOW == Scaled::UNITS) {
-      float* scaled = offsets + room + LANES;
-      for (int r = 0; r < R; ++r, scaled += M * q.units) {
-        for (int m = 0; m < M; ++m) times_units<L>(q, s[r], x[m], scaled + m * q.units);
-        s[r] = scaled;
-      }
-    }
     float out[M][R];
     block<L, R, M, HOW>(l, q, codes, s, z, x, rows, all, out);
     for (int m = 0; m < rows; ++m)
@@ -203,31 +182,50 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
   }
 }
 
+// Rows of weights that M rows of activations meet at a time, so that sums and weights stay in registers.
+template <class L, Scaled HOW, int M>
+constexpr int AT_A_TIME = WM_SIMD == 512 ? (M > 4 || (M > 2 && !L::FIXED) ? 2 : 4)
+                          : WM_SIMD == 0 ? (M > 2 && !L::FIXED ? 1 : 2)
+                          : L::PLAIN     ? (M > 2 ? 2 : 4)
+                                         : (L::FIXED || (HOW == Scaled::ROW && M <= 4) ? 2 : 1);
+
 // As many as M at most: who is missing is the last one again.
 template <class L, int M, Scaled HOW>
-static void many_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
-                      float* const* y, float* scratch) {
+static void at_most(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x, float* const* y,
+                    float* scratch) {
   Arranged xs[M];
   float* ys[M];
   for (int i = 0; i < M; ++i) xs[i] = x[std::min(i, m - 1)], ys[i] = y[std::min(i, m - 1)];
-  some<L, WM_SIMD == 512 ? 2 : 1, M, HOW>(q, matrix, row, count, M, xs, ys, scratch);
+  some<L, AT_A_TIME<L, HOW, M>, M, HOW>(q, matrix, row, count, m, xs, ys, scratch);
 }
+
+// Rows of activations that are multiplied in one call, and those that share a pass over weights. AVX2 has no registers for
+// sums of more: few weights are read again sooner.
+template <class L>
+constexpr int MOST = MANY<L, 8> ? 8 : 4;
+template <class L>
+constexpr int SHARE = WM_SIMD != 256 ? MOST<L> : L::FIXED ? 2 : L::PLAIN ? 4 : MOST<L>;
 
 template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
-  // So that sums and weights stay in registers.
-  constexpr int R = WM_SIMD == 512 ? 4 : WM_SIMD == 256 && HOW == Scaled::LANES ? 1 : 2;
-  static_assert(HOW != Scaled::UNITS || R <= 2, "scratch_floats has room for GEMV_MOST rows of UNITS");
-  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, m, x, y, scratch);
+  const auto rows = [&](auto most) __attribute__((always_inline)) {
+    at_most<L, decltype(most)::value, HOW>(q, matrix, row, count, m, x, y, scratch);
+  };
+  const auto in_passes = [&]() {
+    for (int i = 0; i < m; i += SHARE<L>)
+      of_rows<L, HOW>(q, matrix, row, count, std::min(SHARE<L>, m - i), x + i, y + i, scratch);
+  };
+  if (m == 1) return rows(std::integral_constant<int, 1>());
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
-    if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, m, x, y, scratch);
-  if constexpr (IN_TURN<L, HOW>) return some<L, R, 4, HOW>(q, matrix, row, count, m, x, y, scratch);
-  if constexpr (MANY<L, 8>)
-    if (m > 4) return (m > 6 ? many_rows<L, 8, HOW> : many_rows<L, 6, HOW>)(q, matrix, row, count, m, x, y, scratch);
-  const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
-  float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
-  some<L, R / 2 ? R / 2 : 1, 4, HOW>(q, matrix, row, count, 4, four, to, scratch);
+    if (m == 2) return rows(std::integral_constant<int, 2>());
+  if constexpr (SHARE<L> == 2) return in_passes();
+  if (m <= 4) return rows(std::integral_constant<int, 4>());
+  if constexpr (SHARE<L> == 4) return in_passes();
+  if constexpr (SHARE<L> > 4) {
+    if (m <= 6) return rows(std::integral_constant<int, 6>());
+    rows(std::integral_constant<int, 8>());
+  }
 }
 
 // Blocks of any size: scales go to the activations, once for all rows of weights that share them.
@@ -265,15 +263,13 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   }
 }
 
-// Rows that a loader of integers cannot take go to that of float32, which has the same groups, and lanes for UNITS.
+// Rows that a loader of integers cannot take go to that of float32, which has the same groups.
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
   constexpr int TAKES = takes<L>();
   if constexpr (has(TAKES, Scaled::ROW))
     if (L::PLAIN || q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
-  if constexpr (has(TAKES, Scaled::UNITS))
-    if (q.scaled == Scaled::UNITS) return of_rows<L, Scaled::UNITS>(q, matrix, row, count, m, x, y, scratch);
   if constexpr (has(TAKES, Scaled::LANES))
     if (q.scaled != Scaled::EACH) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
   if constexpr (has(TAKES, Scaled::EACH)) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
@@ -281,8 +277,8 @@ static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
 
 template <class L>
 constexpr GemvKernel kernel_of() {
-  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), 4, arrange<L>, product<L>};
-  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), MANY<L, 8> ? 8 : 4, arrange<L>, product<L>};
+  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), MOST<L>, arrange<L>, product<L>};
+  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), MOST<L>, arrange<L>, product<L>};
 }
 
 #if WM_ROUNDED
@@ -310,22 +306,17 @@ static const GemvKernel* kernel(WmElement e) {
 #if WM_FIXED || WM_ROUNDED
   static constexpr GemvKernel E2M1 = kernel_of<Integers<WM_E2M1>>(), INT4 = kernel_of<Integers<WM_INT4>>();
   static constexpr GemvKernel MXINT8 = kernel_of<Integers<WM_MXINT8>>(), INT8 = kernel_of<Integers<WM_INT8>>();
-#if WM_FIXED && WM_SIMD == 256
-  constexpr const GemvKernel *UINT4 = nullptr, *UINT8 = nullptr;
-#else
-  static constexpr GemvKernel UNSIGNED[] = {kernel_of<Integers<WM_UINT4>>(), kernel_of<Integers<WM_UINT8>>()};
-  constexpr const GemvKernel *UINT4 = UNSIGNED, *UINT8 = UNSIGNED + 1;
-#endif
+  static constexpr GemvKernel UINT4 = kernel_of<Integers<WM_UINT4>>(), UINT8 = kernel_of<Integers<WM_UINT8>>();
 #if WM_STRUCTS
   if (is_struct(e)) return struct_kernel(e);
 #endif
   switch (e) {
     case WM_E2M1: return &E2M1;
     case WM_INT4: return &INT4;
-    case WM_UINT4: return UINT4;
+    case WM_UINT4: return &UINT4;
     case WM_MXINT8: return &MXINT8;
     case WM_INT8: return &INT8;
-    case WM_UINT8: return UINT8;
+    case WM_UINT8: return &UINT8;
     default: return nullptr;
   }
 #else

@@ -16,7 +16,8 @@ WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahea
 // scaled then, before they are multiplied. Of four bits and fewer, decoding them once for all rows is quicker (gemm.h).
 constexpr int MANY_BITS = 6;
 template <class L, int M>
-constexpr bool MANY = WM_SIMD != 0 && M > 4 && !L::FIXED && !L::HALVES && 8 * L::NBYTES >= MANY_BITS * L::GROUP;
+constexpr bool MANY = !L::FIXED && !L::HALVES && WM_SIMD != 0 &&
+                      (M > 4 ? 8 * L::NBYTES >= MANY_BITS * L::GROUP : WM_SIMD == 256 && L::PLAIN);
 
 // How scales may come to a loader's products.
 template <class L>
@@ -32,14 +33,6 @@ enum class Part { WHOLE, TAIL, HALVES };
 // Elements of the first half of these loaders' groups are in the lower half of the lanes.
 template <class L, int R, Scaled HOW>
 constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
-
-// Whether sums of lanes are scaled after each group.
-template <Scaled HOW>
-constexpr bool BY_GROUP = HOW == Scaled::LANES || HOW == Scaled::UNITS;
-
-// Sums of a row that go on from group to group and wait for none of each other: AVX2 has registers for those of two rows.
-template <class L, Scaled HOW>
-constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
 
 // How the codes of R rows are read, one group after the other.
 template <class L, int R, Part PART>
@@ -70,29 +63,35 @@ struct Stream {
   }
 };
 
+// Whether the lanes of a group are of four blocks at most: of some loaders' groups they are, whatever blocks these take.
+template <class L>
+WM_INLINE bool few(const Gemv& q) {
+  return L::GROUP <= 4 * L::GRAIN || q.few;
+}
+
 // Rows in a register.
 template <Part PART>
 constexpr int IN_ONE = PART == Part::HALVES ? 2 : 1;
 
-// By what each lane of group g is scaled.
+// By what each lane of group g is scaled. few: for `spread`.
 template <bool TAIL>
-WM_INLINE V lane_scales(const Gemv& q, const float* s, int64_t g) {
+WM_INLINE V lane_scales(const Gemv& q, const float* s, int64_t g, bool few) {
   const int32_t* which = q.spread + g * LANES;
-  const V scale = spread(s + q.first[g], which, q.few);
+  const V scale = spread(s + q.first[g], which, few);
   return TAIL ? of_lanes_there(scale, which) : scale;
 }
 
 // Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
-// each row; s: scales of each row, from its start; UNITS: those times the units of each row of activations, [M, units].
+// each row; s: scales of each row, from its start.
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
-  V sum[R][M][KEPT<L, HOW>];  // in registers: what is given would be written every time
+                   const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M]) {
+  V sum[R][M];  // in registers: what is given would be written every time
   std::memcpy(sum, total, sizeof sum);
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
-  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 ? 2 : KEPT<L, HOW>;
+  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 ? 2 : 1;
   constexpr int AT_ONCE = M == 1 ? CHAINS : 1, EACH = IN_ONE<PART>;
   const Stream<L, R, PART> stream(q, codes);
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
@@ -106,29 +105,21 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = BY_GROUP<HOW> ? V{} : sum[r][m][(chain + c) % KEPT<L, HOW>];
-      if constexpr (HOW == Scaled::UNITS) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-            here[0][r][m] = l.whole(stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED);
-      } else {
+          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
 #pragma GCC unroll 16
-        for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
-          decltype(L::activations(nullptr, 0)) x[M];
+      for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
+        decltype(L::activations(nullptr, 0)) x[M];
 #pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) {
-            const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
-            if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
-            else x[m] = L::activations(own, j);
-          }
+        for (int m = 0; m < M; ++m) {
+          const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
+          if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
+          else x[m] = L::activations(own, j);
+        }
 #pragma GCC unroll 4
-          for (int r = 0; r < R; r += EACH) {
-            const auto w = l.value(stored[r], j);
+        for (int r = 0; r < R; r += EACH) {
+          const auto w = l.value(stored[r], j);
 #pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
-          }
+          for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
         }
       }
       if constexpr (PART == Part::HALVES)
@@ -141,20 +132,14 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
               here[c][r + 1][m] = upper_half(here[c][r][m]);
               here[c][r][m] = lower_half(here[c][r][m]);
             }
-      if constexpr (HOW == Scaled::UNITS) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m)
-            sum[r][m][0] = fused(here[0][r][m], L::scales(s[r] + m * q.units, g), sum[r][m][0]);
-      } else if constexpr (HOW == Scaled::LANES) {
+      if constexpr (HOW == Scaled::LANES) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const V scale = lane_scales<PART != Part::WHOLE>(q, s[r], g);
+          const V scale = lane_scales<PART != Part::WHOLE>(q, s[r], g, few<L>(q));
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][0] = fused(here[c][r][m], scale, sum[r][m][0]);
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m] = fused(here[c][r][m], scale, sum[r][m]);
         }
       } else {
 #pragma GCC unroll 4
@@ -162,7 +147,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][(chain + c) % KEPT<L, HOW>] = here[c][r][m];
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m] = here[c][r][m];
       }
     }
   }
@@ -172,12 +157,12 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 // The same of many rows of activations.
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add_many(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                        const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M][KEPT<L, HOW>]) {
+                        const Arranged* xs, int64_t first, int64_t until, V (&total)[R][M]) {
   V sum[R][M];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) sum[r][m] = total[r][m][0];
+    for (int m = 0; m < M; ++m) sum[r][m] = total[r][m];
   const Stream<L, R, PART> stream(q, codes);
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
@@ -185,7 +170,7 @@ WM_INLINE void add_many(const L& l, const Gemv& q, const uint8_t* const (&codes)
     V scale[R];
     if constexpr (HOW == Scaled::LANES)
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) scale[r] = lane_scales<PART != Part::WHOLE>(q, s[r], g);
+      for (int r = 0; r < R; ++r) scale[r] = lane_scales<PART != Part::WHOLE>(q, s[r], g, few<L>(q));
 #pragma GCC unroll 16
     for (int j = 0; j < L::VECS; ++j) {
       V w[R];
@@ -205,34 +190,42 @@ WM_INLINE void add_many(const L& l, const Gemv& q, const uint8_t* const (&codes)
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) total[r][m][0] = sum[r][m];
+    for (int m = 0; m < M; ++m) total[r][m] = sum[r][m];
 }
 
 // The same of a loader that makes products of a group by itself, of the first m rows of activations. What these take of
 // registers is for one row of them: several come one after the other, and their sums stay in the nearest cache.
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add_fixed(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                         const Arranged* xs, int m, int64_t first, int64_t until, V (&sum)[R][M][1]) {
+                         const Arranged* xs, int m, int64_t first, int64_t until, V (&total)[R][M]) {
   constexpr int EACH = IN_ONE<PART>;
+  constexpr bool LATE = WM_SIMD == 256 && M == 1;  // few registers: no scale takes one before it is wanted
+  V sum[R][M];
+  std::memcpy(sum, total, sizeof sum);
   const Stream<L, R, PART> stream(q, codes);
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
     stream.template read<EACH>(l, at, stored);
+    const auto scale_of = [&](int r) __attribute__((always_inline)) {
+      return lane_scales<PART != Part::WHOLE>(q, s[r], g, few<L>(q));
+    };
     V scale[R];
-    if constexpr (HOW == Scaled::LANES)
+    if constexpr (HOW == Scaled::LANES && !LATE)
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) scale[r] = lane_scales<PART != Part::WHOLE>(q, s[r], g);
+      for (int r = 0; r < R; ++r) scale[r] = scale_of(r);
     const auto times = [&](int i) __attribute__((always_inline)) {
       const typename L::X* x = static_cast<const typename L::X*>(xs[i].x) + g * L::ARRANGED;
       V here[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; r += EACH) {
-        here[r] = l.template products<EACH == 2>(stored[r], x, sum[r][i][0], HOW == Scaled::LANES);
+        here[r] = l.template products<EACH == 2>(stored[r], x, sum[r][i], HOW == Scaled::LANES);
         if constexpr (EACH == 2) here[r + 1] = upper_half(here[r]), here[r] = lower_half(here[r]);
       }
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r)
-        sum[r][i][0] = HOW == Scaled::LANES ? fused(here[r], scale[r], sum[r][i][0]) : here[r];
+      for (int r = 0; r < R; ++r) {
+        if constexpr (HOW == Scaled::LANES) sum[r][i] = fused(here[r], LATE ? scale_of(r) : scale[r], sum[r][i]);
+        else sum[r][i] = here[r];
+      }
     };
     if constexpr (M <= 2) {
 #pragma GCC unroll 2
@@ -241,16 +234,17 @@ WM_INLINE void add_fixed(const L& l, const Gemv& q, const uint8_t* const (&codes
 #pragma GCC unroll 1
       for (int i = 0; i < m; ++i) times(i);
   }
+  std::memcpy(total, sum, sizeof sum);
 }
 
 // What is added to each row's blocks, times the sums of m rows of activations that the blocks' lanes meet. Of any loader,
 // and a function of its own, so that each of these is compiled once.
 template <int R, int M>
 static __attribute__((noinline)) void add_offsets(const Gemv& q, const float* const (&z)[R], const Arranged* xs, int m,
-                                                  V (&sum)[R][M][1]) {
+                                                  V (&sum)[R][M]) {
   for (int64_t g = 0; g < q.groups; ++g)
     for (int r = 0; r < R; ++r) {
-      const V offset = lane_scales<true>(q, z[r], g);
-      for (int i = 0; i < m; ++i) sum[r][i][0] = fused(offset, load(xs[i].sums + g * LANES), sum[r][i][0]);
+      const V offset = lane_scales<true>(q, z[r], g, q.few);
+      for (int i = 0; i < m; ++i) sum[r][i] = fused(offset, load(xs[i].sums + g * LANES), sum[r][i]);
     }
 }

@@ -5,11 +5,9 @@
 #include "weights.h"
 
 // How scales come to products. ROW: a whole row of weights has one, for its sum. LANES: whatever a lane of a register
-// holds at a time is of one block, so sums are scaled lane by lane after each group. UNITS: so are those of activations in
-// units of their own, UNIT columns each, of which blocks are multiples: scales are times units before. EACH: blocks of any
-// other size.
-enum class Scaled { ROW, LANES, UNITS, EACH };
-constexpr int UNIT = 32;
+// holds at a time is of one block, so sums are scaled lane by lane after each group. EACH: blocks of any other size.
+enum class Scaled { ROW, LANES, EACH };
+constexpr int UNIT = 32;  // activations that share a unit, where they become integers and registers are narrow
 
 // Sets of them.
 template <typename... S>
@@ -36,8 +34,7 @@ struct Gemv {
   const GemvKernel* kernel;
   Scaled scaled;
   int64_t groups;         // of elements in a row, the last of them perhaps not full
-  int64_t units;          // of activations, those of the last group too, a multiple of 16; 0 where they have none
-  const int32_t* first;   // [groups], LANES and UNITS: the first block of a group
+  const int32_t* first;   // [groups], LANES: the first block of a group
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
   bool few;               // those that lanes of a group are of are four at most
   Ahead ahead;
@@ -46,7 +43,7 @@ struct Gemv {
 
 // Activations as the kernel reads them.
 struct Arranged {
-  const void* x;      // [groups, arranged], elements where the kernel meets them; then their units, [units]
+  const void* x;      // [groups, arranged], elements where the kernel meets them
   const float* sums;  // [groups, lanes] of what each lane meets; null where no zero points or minimums want them
   const GemvKernel* kernel;  // whose it is; of the same lanes, group and grain as that of the weights
 };
@@ -73,6 +70,6 @@ static inline int64_t factors_room(const Weights& w) {
 }
 
 static inline int64_t scratch_floats(const Gemv& q) {
-  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes) + GEMV_MOST * q.units;
+  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes);
   return q.scaled == Scaled::EACH ? blocks + 2 * q.w.across() + GEMV_MOST * q.groups * q.kernel->group : blocks;
 }

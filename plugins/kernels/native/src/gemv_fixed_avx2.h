@@ -1,147 +1,210 @@
-// Signed integers of four and eight bits times float32 activations by way of integers, for AVX2: a product of pairs of
-// bytes, or of halves, does in one instruction what float32 takes a look-up, a shift and a product each for.
+// Integers of four and eight bits times float32 activations by way of integers, for AVX2: a product of pairs of bytes, or of
+// halves, does in one instruction what float32 takes a look-up, a shift and a product each for.
 //
 // Activations of UNIT columns become integers that share a power of two: of 24 bits, three digits of base 256 from -128 to
 // 127, for elements of four bits, which are moved up where they may be negative; of 27 bits, two halves, for those of
 // eight. Each is off by 2^-24, or 2^-27, of twice the largest of its UNIT at most, which is what float32 sums are off by.
 // Sums of a lane are exact until they become float32, to be scaled. Rows that gemv_fixed.h leaves to float32 are left here
-// too, and those whose largest is past 2^60 or below 2^-60.
+// too.
+
+// What a group of activations is when it is in order, all of it for lanes: digits, the highest first, of those that meet
+// lower codes of bytes and of those that meet upper ones; what they are times; what moving codes up is made good by.
+struct alignas(32) DigitsGroup {
+  static constexpr int COUNT = 3, BITS = 8 * COUNT - 1, LARGEST = 127 << 16 | 127 << 8 | 127;
+  int8_t digits[COUNT][2][32];
+  float unit[LANES];
+  int32_t moved[LANES];
+};
+// Upper and lower halves, of those that meet even bytes and of those that meet odd ones.
+struct alignas(32) HalvesGroup {
+  static constexpr int BITS = 26, LARGEST = 1 << BITS, LOW = 12;
+  int16_t halves[2][2][16];
+  float unit[LANES];
+};
 
 template <WmElement E>
 struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
+  using Codes = __m256i;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
-  static constexpr int TAKES = set_of(Scaled::UNITS);  // where a row has one scale, float32 is as fast
+  static constexpr bool UNSIGNED = E == WM_UINT4 || E == WM_UINT8;
+  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES);
   static constexpr int OWN = FOUR_BITS ? 8 : 4;  // elements of a lane
-  static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 32, GRAIN = OWN;  // those of the float32 loader
-  static constexpr int UP = E == WM_E2M1 ? 12 : 8;
-  static constexpr int DIGITS = 3, BITS = FOUR_BITS ? 8 * DIGITS - 1 : 26, LOW = 12;
-  static constexpr int LARGEST = FOUR_BITS ? 127 << 16 | 127 << 8 | 127 : 1 << BITS;
-  // What a group of activations is: digits, the highest first, of those that meet lower codes of bytes and of those that meet
-  // upper ones; and what moving codes up is made good by.
-  struct Four {
-    int8_t digits[DIGITS][2][32];
-    int32_t moved[LANES], unused[LANES];
-  };
-  struct Eight {
-    int16_t high[2][16], low[2][16];
-  };
-  using Group = std::conditional_t<FOUR_BITS, Four, Eight>;
+  static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 32;  // those of the float32 loader
+  static constexpr int GRAIN = UNIT;  // a unit of activations meets one block: what others meet is not in its largest
+  static constexpr int UP = E == WM_E2M1 ? 12 : E == WM_INT4 ? 8 : 0;
+  using Group = std::conditional_t<FOUR_BITS, DigitsGroup, HalvesGroup>;
   static constexpr int ARRANGED = sizeof(Group) / sizeof(X);
   static_assert(ARRANGED >= GROUP, "float32 may be arranged there instead");
-  // Of the power of two by which integers are larger than activations, what units leave to the end: scales times units are
-  // neither next to nothing nor infinite before sums are.
-  static constexpr int HALF = (BITS - 1) / 2;
-  static constexpr float ONE = E == WM_MXINT8 ? 0x1p-6f : E == WM_E2M1 ? 0.5f : 1;  // of codes as integers
-  float unit = ONE / float(1 << HALF);
+  float unit = E == WM_E2M1 ? 0.5f : element_values(E)[1];
   __m256i table;
 
   explicit Integers(WmElement) {
-    alignas(16) uint8_t of[16];
-    for (int c = 0; c < 16; ++c) of[c] = FOUR_BITS ? uint8_t(element_values(E)[c] / ONE + UP) : 0;
+    alignas(16) uint8_t of[16] = {};
+    if constexpr (E == WM_E2M1)
+      for (int c = 0; c < 16; ++c) of[c] = uint8_t(element_values(E)[c] / unit + UP);
     table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(of)));
   }
-  struct Codes {
-    __m256i of[2];  // bytes of the lower and of the upper codes; or halves of the first and of the last ones
-  };
   WM_METHOD Codes load(const uint8_t* p) const {
-    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), kept = _mm256_set1_epi8(15);
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  // What is multiplied: lower codes of bytes, or even bytes; and the others.
+  WM_METHOD __m256i first(Codes c) const {
     if constexpr (!FOUR_BITS)
-      return {{_mm256_cvtepi8_epi16(_mm256_castsi256_si128(all)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(all, 1))}};
-    return {{_mm256_shuffle_epi8(table, _mm256_and_si256(all, kept)),
-             _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(all, 4), kept))}};
+      return UNSIGNED ? _mm256_and_si256(c, _mm256_set1_epi16(255)) : _mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8);
+    if constexpr (E == WM_INT4) c = _mm256_xor_si256(c, _mm256_set1_epi8(char(0x88)));
+    c = _mm256_and_si256(c, _mm256_set1_epi8(15));
+    return E == WM_E2M1 ? _mm256_shuffle_epi8(table, c) : c;
+  }
+  WM_METHOD __m256i second(Codes c) const {
+    if constexpr (!FOUR_BITS) return UNSIGNED ? _mm256_srli_epi16(c, 8) : _mm256_srai_epi16(c, 8);
+    return first(_mm256_srli_epi16(c, 4));
   }
   WM_INLINE __m256i vector(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-  // What each lane's products sum up to; of whichever elements of a group, as all have one unit or are of one lane.
-  WM_METHOD V whole(const Codes& c, const X* x) const {
+  // What each lane's products sum up to, added to `sum`.
+  template <bool>
+  WM_METHOD V products(Codes c, const X* x, V sum, bool alone) const {
     const Group& q = *reinterpret_cast<const Group*>(x);
+    const __m256i one = first(c), other = second(c);
+    V v;
     if constexpr (FOUR_BITS) {
       const auto digit = [&](int i, int times) __attribute__((always_inline)) {
-        const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(c.of[0], vector(q.digits[i][0])),
-                                               _mm256_maddubs_epi16(c.of[1], vector(q.digits[i][1])));
+        const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(one, vector(q.digits[i][0])),
+                                               _mm256_maddubs_epi16(other, vector(q.digits[i][1])));
         return _mm256_madd_epi16(pairs, _mm256_set1_epi16(short(times)));
       };
       const __m256i upper = _mm256_slli_epi32(_mm256_add_epi32(digit(0, 256), digit(1, 1)), 8);
-      const __m256i lower = _mm256_add_epi32(digit(2, 1), vector(q.moved));
-      return (V)_mm256_cvtepi32_ps(_mm256_add_epi32(upper, lower));
+      const __m256i lower = UP ? _mm256_add_epi32(digit(2, 1), vector(q.moved)) : digit(2, 1);
+      v = (V)_mm256_cvtepi32_ps(_mm256_add_epi32(upper, lower));
     } else {
       const auto part = [&](const int16_t (&of)[2][16]) __attribute__((always_inline)) {
-        return (V)_mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(c.of[0], vector(of[0])),
-                                                      _mm256_madd_epi16(c.of[1], vector(of[1]))));
+        return (V)_mm256_cvtepi32_ps(
+            _mm256_add_epi32(_mm256_madd_epi16(one, vector(of[0])), _mm256_madd_epi16(other, vector(of[1]))));
       };
-      return fused(part(q.high), V{} + float(1 << LOW), part(q.low));
+      v = fused(part(q.halves[0]), V{} + float(1 << Group::LOW), part(q.halves[1]));
     }
+    const V times = gemv::load(q.unit);
+    return alone ? v * times : fused(v, times, sum);
   }
-  WM_INLINE V scales(const float* s, int64_t g) { return of_units<FOUR_BITS>(s, g); }
 };
+
+// UNIT integers as vectors of which the lower halves are of the first half, and the upper ones of the second, four each.
+struct Unit {
+  __m256i of[4];
+};
+
+// Sums of those that a lane meets: of eight, for four lanes, or of four, for eight.
+template <bool FOUR_BITS>
+WM_INLINE __m256i sums_of(const Unit& u) {
+  if constexpr (!FOUR_BITS)
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(u.of[0], u.of[1]), _mm256_hadd_epi32(u.of[2], u.of[3]));
+  const __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(u.of[0], u.of[1]), _mm256_add_epi32(u.of[2], u.of[3]));
+  return _mm256_permute4x64_epi64(_mm256_hadd_epi32(pairs, pairs), 0x08);
+}
+
+WM_INLINE void put(void* to, __m128i bytes) { _mm_store_si128(static_cast<__m128i*>(to), bytes); }
+
+// Unit `which` of a group, as digits: bytes of each, transposed, those of even elements first.
+WM_INLINE void put_unit(const Unit& u, int which, DigitsGroup& group) {
+  const __m256i middle = _mm256_set1_epi32(0x808080);  // digits go from -128
+  const __m256i apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(2, 10, 6, 14, 1, 9, 5, 13, 0, 8, 4, 12, 3, 3, 3, 3));
+  __m256i w[4];
+  for (int i = 0; i < 4; ++i)
+    w[i] = _mm256_shuffle_epi8(_mm256_xor_si256(_mm256_add_epi32(u.of[i], middle), middle), apart);
+  const __m256i low[] = {_mm256_unpacklo_epi16(w[0], w[1]), _mm256_unpacklo_epi16(w[2], w[3])};
+  const __m256i high[] = {_mm256_unpackhi_epi16(w[0], w[1]), _mm256_unpackhi_epi16(w[2], w[3])};
+  const __m256i digits[] = {_mm256_unpacklo_epi32(low[0], low[1]), _mm256_unpackhi_epi32(low[0], low[1]),
+                            _mm256_unpacklo_epi32(high[0], high[1])};
+  for (int i = 0; i < DigitsGroup::COUNT; ++i) {
+    const __m256i both = _mm256_permute4x64_epi64(digits[i], 0xD8);
+    put(group.digits[i][0] + 16 * which, _mm256_castsi256_si128(both));
+    put(group.digits[i][1] + 16 * which, _mm256_extracti128_si256(both, 1));
+  }
+}
+
+// As halves, those of even elements first.
+WM_INLINE void put_unit(const Unit& u, int, HalvesGroup& group) {
+  constexpr int LOW = HalvesGroup::LOW;
+  const __m256i apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  Unit high, low;
+  for (int i = 0; i < 4; ++i) {
+    high.of[i] = _mm256_srai_epi32(_mm256_add_epi32(u.of[i], _mm256_set1_epi32(1 << (LOW - 1))), LOW);
+    low.of[i] = _mm256_sub_epi32(u.of[i], _mm256_slli_epi32(high.of[i], LOW));
+  }
+  const auto part = [&](const Unit& p, int16_t (&to)[2][16]) __attribute__((always_inline)) {
+    const __m256i a = _mm256_shuffle_epi8(_mm256_packs_epi32(p.of[0], p.of[1]), apart);
+    const __m256i b = _mm256_shuffle_epi8(_mm256_packs_epi32(p.of[2], p.of[3]), apart);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to[0]), _mm256_unpacklo_epi64(a, b));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to[1]), _mm256_unpackhi_epi64(a, b));
+  };
+  part(high, group.halves[0]);
+  part(low, group.halves[1]);
+}
 
 // Whether float32 would do no better, see gemv_fixed.h.
 template <class L>
-static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float*) {  // signed codes want no sums
-  constexpr float LEAST = 0x1p-60f, MOST = 0x1p60f;  // of the largest: scales are times its unit, and float32 has ends
-  constexpr float ROOM = float(1 << L::BITS) / float(L::LARGEST);
-  constexpr int32_t BELOW = (L::BITS - 1) << 23;
-  typename L::Group* to = static_cast<typename L::Group*>(out);
-  const int64_t groups = (n + L::GROUP - 1) / L::GROUP;
-  float *units = static_cast<float*>(out) + groups * L::ARRANGED, largest = 0, all = 0;
-  for (int64_t k = 0; k < groups * L::GROUP; k += UNIT) {
-    const int64_t count = n - k < UNIT ? (n > k ? n - k : 0) : UNIT;
-    alignas(32) float here[UNIT] = {};
-    alignas(32) int32_t whole[UNIT];
-    if (!from_bf16) std::memcpy(here, static_cast<const float*>(x) + k, size_t(count) * 4);
-    else
-      for (int64_t i = 0; i < count; ++i) here[i] = widened(static_cast<const Bf16*>(x)[k + i]);
-    I bits{};
-    V sum{};
-    for (int i = 0; i < UNIT; i += LANES) {
-      I own;
-      std::memcpy(&own, here + i, sizeof own);
-      own &= 0x7FFFFFFF;
-      bits = own > bits ? own : bits;
-      sum += (V)own;
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  using Group = typename L::Group;
+  constexpr float LEAST = 0x1p-80f;  // of the largest: powers of two have an end
+  constexpr float ROOM = float(1 << Group::BITS) / float(Group::LARGEST);
+  constexpr int32_t BELOW = (Group::BITS - 1) << 23;
+  constexpr int LANES_OF = UNIT / L::OWN;
+  Group* const groups = static_cast<Group*>(out);
+  const int64_t padded = (n + L::GROUP - 1) / L::GROUP * L::GROUP;
+  float largest = 0;
+  V all{};
+  for (int64_t k = 0; k < padded; k += UNIT) {
+    alignas(32) float here[UNIT];
+    const float* v = here;
+    if (!from_bf16 && n - k >= UNIT) {
+      v = static_cast<const float*>(x) + k;
+    } else {
+      const int64_t count = n - k < UNIT ? (n > k ? n - k : 0) : UNIT;
+      for (int64_t i = 0; i < count; ++i)
+        here[i] = from_bf16 ? widened(static_cast<const Bf16*>(x)[k + i]) : static_cast<const float*>(x)[k + i];
+      for (int64_t i = count; i < UNIT; ++i) here[i] = 0;
     }
-    int32_t most = 0;
-    for (int l = 0; l < LANES; ++l) most = bits[l] > most ? bits[l] : most;
+    I bits{};
+    for (int i = 0; i < UNIT; i += LANES) {
+      const I own = (I)gemv::load(v + i) & 0x7FFFFFFF;
+      bits = own > bits ? own : bits;
+      all += (V)own;
+    }
+    __m128i most4 = _mm_max_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1));
+    most4 = _mm_max_epi32(most4, _mm_shuffle_epi32(most4, 0x4E));
+    const int32_t most = _mm_cvtsi128_si32(_mm_max_epi32(most4, _mm_shuffle_epi32(most4, 0xB1)));
     if (most >= 0x7F800000) return false;
     float top, times, unit;
     std::memcpy(&top, &most, 4);
-    all += total(sum), largest = top > largest ? top : largest;
+    largest = top > largest ? top : largest;
     // The power of two: past what the largest is in digits, the next; not so small that its inverse were infinite.
     const float room = top * ROOM;
     int32_t power;
     std::memcpy(&power, &room, 4);
     power = std::max(power & 0x7F800000, BELOW + (1 << 23));
-    const int32_t up = (254 << 23) - (power - BELOW), down = power - BELOW + (L::HALF << 23);
+    const int32_t up = (254 << 23) - (power - BELOW), down = power - BELOW;
     std::memcpy(&times, &up, 4);
     std::memcpy(&unit, &down, 4);
-    *units++ = unit;
-    for (int i = 0; i < UNIT; i += LANES)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(whole + i),
-                         _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(here + i), _mm256_set1_ps(times))));
-    typename L::Group& group = to[k / L::GROUP];
+    Unit u;
+    for (int i = 0; i < 4; ++i) {
+      const __m256 both = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(v + 4 * i)), _mm_loadu_ps(v + 16 + 4 * i), 1);
+      u.of[i] = _mm256_cvtps_epi32(_mm256_mul_ps(both, _mm256_set1_ps(times)));
+    }
+    const int64_t lane = k / L::OWN;
+    Group& group = groups[lane / LANES];
+    const int which = int(lane % LANES / LANES_OF);
+    put_unit(u, which, group);
+    const __m256i sum = sums_of<L::FOUR_BITS>(u);
+    const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit));
     if constexpr (L::FOUR_BITS) {
-      const int64_t at = k % L::GROUP / 2;
-      for (int i = 0; i < UNIT; ++i) {
-        int32_t rest = whole[i];
-        for (int digit = L::DIGITS - 1; digit >= 0; --digit) {
-          const int8_t last = int8_t(rest);
-          group.digits[digit][i % 2][at + i / 2] = last;
-          rest = (rest - last) >> 8;
-        }
-      }
-      for (int l = 0; l < UNIT / L::OWN; ++l) {
-        int32_t sum_of = 0;
-        for (int j = 0; j < L::OWN; ++j) sum_of += whole[l * L::OWN + j];
-        group.moved[at / 4 + l] = -L::UP * sum_of;
-      }
+      _mm_store_ps(group.unit + LANES_OF * which, _mm_set1_ps(unit));
+      put(group.moved + LANES_OF * which, _mm_mullo_epi32(_mm256_castsi256_si128(sum), _mm_set1_epi32(-L::UP)));
+      if (sums) _mm_storeu_ps(sums + lane, _mm256_castps256_ps128(value));
     } else {
-      for (int i = 0; i < UNIT; ++i) {
-        const int32_t high = (whole[i] + (1 << (L::LOW - 1))) >> L::LOW;
-        group.high[i / 16][i % 16] = int16_t(high);
-        group.low[i / 16][i % 16] = int16_t(whole[i] - high * (1 << L::LOW));
-      }
+      _mm256_store_ps(group.unit, _mm256_set1_ps(unit));
+      if (sums) _mm256_storeu_ps(sums + lane, value);
     }
   }
-  return (largest == 0 || (largest >= LEAST && largest <= MOST)) && 2 * largest <= all;
+  return (largest == 0 || largest >= LEAST) && 2 * largest <= total(all);
 }

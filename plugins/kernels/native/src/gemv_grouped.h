@@ -35,7 +35,6 @@ std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElem
 // How scales come to a kernel's products; one that does not take that is not for these weights.
 Scaled scaled(const Weights& w, const GemvKernel& kernel) {
   if (w.block_elems >= w.n) return Scaled::ROW;
-  if (has(kernel.takes, Scaled::UNITS) && w.block_elems % UNIT == 0) return Scaled::UNITS;
   return w.block_elems % kernel.grain == 0 && has(kernel.takes, Scaled::LANES) ? Scaled::LANES : Scaled::EACH;
 }
 
@@ -61,7 +60,6 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t r
   q.near_rows = q.ahead.near / nbytes, q.near_left = q.ahead.near % nbytes;
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
-  q.units = has(kernel->takes, Scaled::UNITS) ? ((q.groups * kernel->group + UNIT - 1) / UNIT + 15) / 16 * 16 : 0;
 }
 
 // Which blocks the lanes of each group are of. Where groups are whole blocks, or blocks whole groups, all groups are like
@@ -97,7 +95,7 @@ void find_blocks(Product& p) {
 void find_blocks(std::vector<Product>& products) {
   for (size_t s = 0; s < products.size(); ++s) {
     Gemv& q = products[s].q;
-    if (q.scaled != Scaled::LANES && q.scaled != Scaled::UNITS) continue;
+    if (q.scaled != Scaled::LANES) continue;
     const auto alike = [&](const Product& p) {
       return p.q.scaled == q.scaled && p.q.kernel == q.kernel && p.q.w.block_elems == q.w.block_elems;
     };
@@ -146,7 +144,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
   std::deque<Order> orders;
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
-    const int64_t stride = p.q.groups * k->arranged + p.q.units, lanes = p.q.groups * k->lanes;
+    const int64_t stride = p.q.groups * k->arranged, lanes = p.q.groups * k->lanes;
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
       orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);

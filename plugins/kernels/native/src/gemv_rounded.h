@@ -20,8 +20,7 @@ struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
-  // With 512 bits, whatever it is that lanes are scaled by takes one look-up.
-  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES) | (WM_SIMD == 512 ? 0 : set_of(Scaled::UNITS));
+  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES);
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 4 * LANES, GRAIN = OWN;
   // So much are codes moved up.
@@ -111,14 +110,6 @@ struct Integers {
   }
 #endif
 
-#if WM_SIMD != 512
-  // What each lane's products sum up to.
-  WM_METHOD V whole(const Codes& c, const X* x) const {
-    return __builtin_convertvector(integers(c, *reinterpret_cast<const Group*>(x)), V);
-  }
-  // What that is times, of [units].
-  WM_INLINE V scales(const float* s, int64_t g) { return of_units<FOUR_BITS>(s, g); }
-#endif
   // What each lane's products sum up to, times its unit, added to `sum`. TWO_ROWS: of the first half of the lanes, in both
   // halves.
   template <bool TWO_ROWS>
@@ -133,7 +124,7 @@ struct Integers {
     for (int i = 0; i < IN_BYTE; ++i) found = _mm512_dpbusd_epi32(found, bytes(c, i == 1), vector(q.codes[i]));
     const V v = (V)_mm512_cvtepi32_ps(found), times = (V)vector(q.unit);
 #else
-    const V v = whole(c, x), times = gemv::load(q.unit);
+    const V v = __builtin_convertvector(integers(c, q), V), times = gemv::load(q.unit);
 #endif
     return first ? v * times : fused(v, times, sum);
   }
@@ -190,7 +181,6 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   typename L::Group* to = static_cast<typename L::Group*>(out);
   constexpr int IN_BLOCK = UNIT / L::OWN;  // lanes
   const int64_t lanes = (n + L::GROUP - 1) / L::GROUP * LANES;
-  float* units = static_cast<float*>(out) + lanes / LANES * L::ARRANGED;
   for (int64_t first = 0; first < lanes; first += IN_BLOCK) {
     const int64_t k = first * L::OWN, count = n - k < UNIT ? (n > k ? n - k : 0) : UNIT;
     float here[UNIT] = {};
@@ -210,7 +200,6 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
       std::memcpy(codes + i, &v, 4);
       codes[i] = unit == unit ? codes[i] - 0x4B400000 : 0;
     }
-    if (has(L::TAKES, Scaled::UNITS)) *units++ = unit;
     for (int l = 0; l < IN_BLOCK && first + l < lanes; ++l) {
       typename L::Group& group = to[(first + l) / LANES];
       const int64_t lane = (first + l) % LANES;

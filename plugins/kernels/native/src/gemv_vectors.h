@@ -45,6 +45,16 @@ WM_INLINE V spread(const float* s, const int32_t* at, bool few) {
   return (V)_mm256_permutevar8x32_ps(_mm256_loadu_ps(s), which);
 }
 WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+// Of four vectors at once, each as `total` has it.
+WM_INLINE void totals(const V* v, float* out) {
+  const auto halves = [&](int i) __attribute__((always_inline)) {
+    return _mm_add_ps(_mm256_castps256_ps128((__m256)v[i]), _mm256_extractf128_ps((__m256)v[i], 1));
+  };
+  const __m128 a = halves(0), b = halves(1), c = halves(2), d = halves(3);
+  const __m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+  const __m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab)));
+}
 #else
 WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
 WM_INLINE float total(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
@@ -59,24 +69,11 @@ WM_INLINE V spread(const float* s, const int32_t* at, bool) {
 }
 #endif
 
-#if WM_SIMD != 512
+#if WM_SIMD == 0
 WM_INLINE void totals(const V* v, float* out) {
   for (int i = 0; i < 4; ++i) out[i] = total(v[i]);
 }
 #endif
-
-// Of [units], that of each lane of group g. FOUR_BITS: a group is 8 · LANES elements, else 4 · LANES.
-template <bool FOUR_BITS>
-WM_INLINE V of_units(const float* s, int64_t g) {
-#if WM_SIMD == 256
-  if constexpr (FOUR_BITS) {
-    double two;
-    std::memcpy(&two, s + 2 * g, sizeof two);
-    return (V)_mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(two)), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
-  }
-#endif
-  return V{} + s[g * (FOUR_BITS ? 8 : 4) * LANES / UNIT];
-}
 
 // 0 in lanes that have no element: what they would be scaled by is another's, and may be infinite.
 WM_INLINE V of_lanes_there(V v, const int32_t* at) {
