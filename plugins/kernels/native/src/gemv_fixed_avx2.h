@@ -7,6 +7,8 @@
 // Sums of a lane are exact until they become float32, to be scaled. Rows that gemv_fixed.h leaves to float32 are left here
 // too.
 
+#include "gemv_units_avx2.h"
+
 // What a group of activations is when it is in order, all of it for lanes: digits, the highest first, of those that meet
 // lower codes of bytes and of those that meet upper ones; what they are times; what moving codes up is made good by.
 struct alignas(32) DigitsGroup {
@@ -89,22 +91,6 @@ struct Integers {
   }
 };
 
-// UNIT integers as vectors of which the lower halves are of the first half, and the upper ones of the second, four each.
-struct Unit {
-  __m256i of[4];
-};
-
-// Sums of those that a lane meets: of eight, for four lanes, or of four, for eight.
-template <bool FOUR_BITS>
-WM_INLINE __m256i sums_of(const Unit& u) {
-  if constexpr (!FOUR_BITS)
-    return _mm256_hadd_epi32(_mm256_hadd_epi32(u.of[0], u.of[1]), _mm256_hadd_epi32(u.of[2], u.of[3]));
-  const __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(u.of[0], u.of[1]), _mm256_add_epi32(u.of[2], u.of[3]));
-  return _mm256_permute4x64_epi64(_mm256_hadd_epi32(pairs, pairs), 0x08);
-}
-
-WM_INLINE void put(void* to, __m128i bytes) { _mm_store_si128(static_cast<__m128i*>(to), bytes); }
-
 // Unit `which` of a group, as digits: bytes of each, transposed, those of even elements first.
 WM_INLINE void put_unit(const Unit& u, int which, DigitsGroup& group) {
   const __m256i middle = _mm256_set1_epi32(0x808080);  // digits go from -128
@@ -142,6 +128,9 @@ WM_INLINE void put_unit(const Unit& u, int, HalvesGroup& group) {
   part(low, group.halves[1]);
 }
 
+WM_INLINE int32_t* moved_of(DigitsGroup& group, int lane) { return group.moved + lane; }
+WM_INLINE int32_t* moved_of(HalvesGroup&, int) { return nullptr; }
+
 // Whether float32 would do no better, see gemv_fixed.h.
 template <class L>
 static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
@@ -149,31 +138,14 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   constexpr float LEAST = 0x1p-80f;  // of the largest: powers of two have an end
   constexpr float ROOM = float(1 << Group::BITS) / float(Group::LARGEST);
   constexpr int32_t BELOW = (Group::BITS - 1) << 23;
-  constexpr int LANES_OF = UNIT / L::OWN;
   Group* const groups = static_cast<Group*>(out);
   const int64_t padded = (n + L::GROUP - 1) / L::GROUP * L::GROUP;
   float largest = 0;
   V all{};
   for (int64_t k = 0; k < padded; k += UNIT) {
     alignas(32) float here[UNIT];
-    const float* v = here;
-    if (!from_bf16 && n - k >= UNIT) {
-      v = static_cast<const float*>(x) + k;
-    } else {
-      const int64_t count = n - k < UNIT ? (n > k ? n - k : 0) : UNIT;
-      for (int64_t i = 0; i < count; ++i)
-        here[i] = from_bf16 ? widened(static_cast<const Bf16*>(x)[k + i]) : static_cast<const float*>(x)[k + i];
-      for (int64_t i = count; i < UNIT; ++i) here[i] = 0;
-    }
-    I bits{};
-    for (int i = 0; i < UNIT; i += LANES) {
-      const I own = (I)gemv::load(v + i) & 0x7FFFFFFF;
-      bits = own > bits ? own : bits;
-      all += (V)own;
-    }
-    __m128i most4 = _mm_max_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1));
-    most4 = _mm_max_epi32(most4, _mm_shuffle_epi32(most4, 0x4E));
-    const int32_t most = _mm_cvtsi128_si32(_mm_max_epi32(most4, _mm_shuffle_epi32(most4, 0xB1)));
+    const float* v = unit_at(x, from_bf16, k, n, here);
+    const int32_t most = largest_of(v, all);
     if (most >= 0x7F800000) return false;
     float top, times, unit;
     std::memcpy(&top, &most, 4);
@@ -186,25 +158,12 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
     const int32_t up = (254 << 23) - (power - BELOW), down = power - BELOW;
     std::memcpy(&times, &up, 4);
     std::memcpy(&unit, &down, 4);
-    Unit u;
-    for (int i = 0; i < 4; ++i) {
-      const __m256 both = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(v + 4 * i)), _mm_loadu_ps(v + 16 + 4 * i), 1);
-      u.of[i] = _mm256_cvtps_epi32(_mm256_mul_ps(both, _mm256_set1_ps(times)));
-    }
+    const Unit u = integers_of(v, times);
     const int64_t lane = k / L::OWN;
+    const int which = int(lane % LANES);
     Group& group = groups[lane / LANES];
-    const int which = int(lane % LANES / LANES_OF);
-    put_unit(u, which, group);
-    const __m256i sum = sums_of<L::FOUR_BITS>(u);
-    const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit));
-    if constexpr (L::FOUR_BITS) {
-      _mm_store_ps(group.unit + LANES_OF * which, _mm_set1_ps(unit));
-      put(group.moved + LANES_OF * which, _mm_mullo_epi32(_mm256_castsi256_si128(sum), _mm_set1_epi32(-L::UP)));
-      if (sums) _mm_storeu_ps(sums + lane, _mm256_castps256_ps128(value));
-    } else {
-      _mm256_store_ps(group.unit, _mm256_set1_ps(unit));
-      if (sums) _mm256_storeu_ps(sums + lane, value);
-    }
+    put_unit(u, which / (UNIT / L::OWN), group);
+    put_lanes<L::FOUR_BITS>(u, unit, L::UP, group.unit + which, moved_of(group, which), sums ? sums + lane : nullptr);
   }
   return (largest == 0 || largest >= LEAST) && 2 * largest <= total(all);
 }

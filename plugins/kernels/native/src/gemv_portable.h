@@ -49,8 +49,7 @@ struct Plain : Floats {
   explicit Plain(WmElement) {}
   WM_METHOD Codes load(const uint8_t* p) const { return p; }
   WM_METHOD V value(Codes p, int j) const {
-    typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
-    return scale_of(KIND, __builtin_convertvector(reinterpret_cast<const Some*>(p)[j], I));
+    return scales_at<KIND, T>(p + j * LANES * int64_t(sizeof(T)));
   }
 };
 

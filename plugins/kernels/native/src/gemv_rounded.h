@@ -174,6 +174,35 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
   }
   return true;
 }
+#elif WM_SIMD == 256
+#include "gemv_units_avx2.h"
+
+// To integers, block by block; always possible.
+template <class L>
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  typename L::Group* const groups = static_cast<typename L::Group*>(out);
+  V ignored{};
+  for (int64_t k = 0; k < (n + L::GROUP - 1) / L::GROUP * L::GROUP; k += UNIT) {
+    alignas(32) float here[UNIT];
+    const float* v = unit_at(x, from_bf16, k, n, here);
+    const auto [unit, inverse] = step_of(largest_of(v, ignored));
+    const Unit u = unit == unit ? integers_of(v, inverse) : Unit{};
+    const int64_t lane = k / L::OWN;
+    const int which = int(lane % LANES);
+    typename L::Group& group = groups[lane / LANES];
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(u.of[0], u.of[1]), _mm256_packs_epi32(u.of[2], u.of[3]));
+    if constexpr (L::FOUR_BITS) {  // even elements meet lower codes, odd ones upper ones
+      const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+      bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(apart)), 0xD8);
+      put(group.codes[0] + 4 * which, _mm256_castsi256_si128(bytes));
+      put(group.codes[L::IN_BYTE - 1] + 4 * which, _mm256_extracti128_si256(bytes, 1));
+    } else {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(group.codes[0]), bytes);
+    }
+    put_lanes<L::FOUR_BITS>(u, unit, L::UP, group.unit + which, group.moved + which, sums ? sums + lane : nullptr);
+  }
+  return true;
+}
 #else
 // To integers, block by block; always possible.
 template <class L>
