@@ -186,8 +186,9 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
 template <class L, Scaled HOW, int M>
 constexpr int AT_A_TIME = WM_SIMD == 512 ? (M > 4 || (M > 2 && !L::FIXED) ? 2 : 4)
                           : WM_SIMD == 0 ? (M > 2 && !L::FIXED ? 1 : 2)
+                          : L::FIXED     ? 2
                           : L::PLAIN     ? (M > 2 ? 2 : 4)
-                                         : (L::FIXED || (HOW == Scaled::ROW && M <= 4) ? 2 : 1);
+                                         : (HOW == Scaled::LANES ? 1 : M == 1 ? 4 : 2);
 
 // As many as M at most: who is missing is the last one again.
 template <class L, int M, Scaled HOW>
@@ -199,12 +200,12 @@ static void at_most(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
   some<L, AT_A_TIME<L, HOW, M>, M, HOW>(q, matrix, row, count, m, xs, ys, scratch);
 }
 
-// Rows of activations that are multiplied in one call, and those that share a pass over weights. AVX2 has no registers for
-// sums of more: few weights are read again sooner.
+// Rows of activations that are multiplied in one call, and those of them that share a pass over weights. AVX2 has registers
+// for sums of few: where making weights of codes takes less than that is worth, they are made again.
 template <class L>
 constexpr int MOST = MANY<L, 8> ? 8 : 4;
-template <class L>
-constexpr int SHARE = WM_SIMD != 256 ? MOST<L> : L::FIXED ? 2 : L::PLAIN ? 4 : MOST<L>;
+template <class L, Scaled HOW>
+constexpr int SHARE = WM_SIMD != 256 ? MOST<L> : L::FIXED ? 2 : HOW == Scaled::ROW ? 4 : MOST<L>;
 
 template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
@@ -213,16 +214,16 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
     at_most<L, decltype(most)::value, HOW>(q, matrix, row, count, m, x, y, scratch);
   };
   const auto in_passes = [&]() {
-    for (int i = 0; i < m; i += SHARE<L>)
-      of_rows<L, HOW>(q, matrix, row, count, std::min(SHARE<L>, m - i), x + i, y + i, scratch);
+    for (int i = 0; i < m; i += SHARE<L, HOW>)
+      of_rows<L, HOW>(q, matrix, row, count, std::min(SHARE<L, HOW>, m - i), x + i, y + i, scratch);
   };
   if (m == 1) return rows(std::integral_constant<int, 1>());
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return rows(std::integral_constant<int, 2>());
-  if constexpr (SHARE<L> == 2) return in_passes();
+  if constexpr (SHARE<L, HOW> == 2) return in_passes();
   if (m <= 4) return rows(std::integral_constant<int, 4>());
-  if constexpr (SHARE<L> == 4) return in_passes();
-  if constexpr (SHARE<L> > 4) {
+  if constexpr (SHARE<L, HOW> == 4) return in_passes();
+  if constexpr (SHARE<L, HOW> > 4) {
     if (m <= 6) return rows(std::integral_constant<int, 6>());
     rows(std::integral_constant<int, 8>());
   }

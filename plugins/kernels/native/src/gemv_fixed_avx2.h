@@ -31,7 +31,7 @@ struct Integers {
   using Codes = __m256i;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
   static constexpr bool UNSIGNED = E == WM_UINT4 || E == WM_UINT8;
-  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES);
+  static constexpr int TAKES = set_of(Scaled::LANES);  // where a row has one scale, float32 is as fast, and of several faster
   static constexpr int OWN = FOUR_BITS ? 8 : 4;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 32;  // those of the float32 loader
   static constexpr int GRAIN = UNIT;  // a unit of activations meets one block: what others meet is not in its largest
