@@ -84,12 +84,8 @@ struct Floats {
 
 #include "gemv_add.h"
 
-// Loaders whose rows of activations come one after the other: those of a pass are as many as there are.
-template <class L>
-constexpr bool IN_TURN = L::FIXED;
-
-// R rows of weights times m of M rows of activations, all of them unless they come IN_TURN: out[r][m]. s and z: scales and
-// offsets of each row; all: the sum of each row of activations, for ROW with offsets.
+// R rows of weights times m of M rows of activations, all of them unless the loader is FIXED, whose come one after the
+// other: out[r][m]. s and z: scales and offsets of each row; all: the sum of each row of activations, for ROW with offsets.
 template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                      const float* const (&z)[R], const Arranged* xs, int m, const float* all, float (&out)[M][R]) {
@@ -100,7 +96,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
   const auto groups = [&](auto part, const uint8_t* const (&codes)[R], int64_t first, int64_t until)
       __attribute__((always_inline)) {
     if constexpr (MANY<L, M>) add_many<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
-    else if constexpr (IN_TURN<L>) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
+    else if constexpr (L::FIXED) add_fixed<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, m, first, until, sum);
     else add<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
   };
   bool linear = false;
@@ -153,7 +149,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
 template <class L, int R, int M, Scaled HOW>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int given, const Arranged* x, float* const* y,
                  float* scratch) {
-  const int rows = IN_TURN<L> && M > 2 ? given : M;
+  const int rows = L::FIXED && M > 2 ? given : M;
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
