@@ -49,13 +49,13 @@ struct Integers {
     table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(of)));
   }
   WM_METHOD Codes load(const uint8_t* p) const {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return E == WM_INT4 ? _mm256_xor_si256(c, _mm256_set1_epi8(char(0x88))) : c;
   }
   // What is multiplied: lower codes of bytes, or even bytes; and the others.
   WM_METHOD __m256i first(Codes c) const {
     if constexpr (!FOUR_BITS)
       return UNSIGNED ? _mm256_and_si256(c, _mm256_set1_epi16(255)) : _mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8);
-    if constexpr (E == WM_INT4) c = _mm256_xor_si256(c, _mm256_set1_epi8(char(0x88)));
     c = _mm256_and_si256(c, _mm256_set1_epi8(15));
     return E == WM_E2M1 ? _mm256_shuffle_epi8(table, c) : c;
   }
