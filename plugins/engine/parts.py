@@ -2,9 +2,9 @@
 
 A step runs once op by op, and what every op is called with is noted. Calls of one op with equal shapes are then one
 program, with the weights of all layers one after another as a step has them, so that no cache holds what a step would
-read from memory; what it takes to start a program with as many arrays is left out. What the whole step takes beyond the
-sum of its parts is everything between them: residual sums, activations of dense layers, the cache, and what starting a
-kernel costs.
+read from memory. Each waits for the one before, which may take a microsecond of its own; what it takes to start a
+program with as many arrays is left out. What the whole step takes beyond the sum of its parts is everything between
+them: residual sums, activations of dense layers, the cache, and what starting a kernel costs.
 """
 
 import statistics
@@ -171,17 +171,23 @@ def measured(runtime: Runtime, groups: Sequence[Group], whole: Callable[[], floa
 
 
 def _programs(runtime: Runtime, kernel: Any, group: Group) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """One program that makes all calls of a group; and one that is given as much, gives as many results, and does
-    nothing: a microsecond or two for each of them, where a call may take no more."""
+    """One program that makes all calls of a group, each when the one before is done, as in a step: XLA would make as
+    many at once as it has threads. And one that is given as much, gives as many results, and does nothing: a
+    microsecond or two for each of them, where a call may take no more."""
     leaves, tree = jax.tree.flatten(group.calls, is_leaf=lambda leaf: leaf is None)
-    arrays = [leaf for leaf in leaves if _is_array(leaf)]
+    arrays = {
+        id(leaf): leaf for leaf in leaves if _is_array(leaf)
+    }  # what several are given is given once, as in a step
 
-    def run(arrays: Any) -> list[Any]:
-        here = iter(arrays)
-        calls = jax.tree.unflatten(tree, [next(here) if _is_array(leaf) else leaf for leaf in leaves])
-        if group.at_once:
-            return [kernel.together(*together) for together, _ in calls]
-        return [kernel(*args, **options) for (args,), options in calls]
+    def run(arrays: dict[int, Any]) -> list[Any]:
+        calls = jax.tree.unflatten(tree, [arrays.get(id(leaf), leaf) for leaf in leaves])
+        made: list[Any] = []
+        for together, options in calls:
+            x, last = together[0][0], jax.tree.leaves(made[-1:])
+            waits = x + (last[0].ravel()[0] * 0).astype(x.dtype) if last else x
+            lists = [(waits if args[0] is x else args[0], *args[1:]) for args in together]
+            made.append(kernel.together(*lists) if group.at_once else kernel(*lists[0], **options))
+        return made
 
     options = COMPILER_OPTIONS.get(runtime.device.platform)
     program = jax.jit(run).lower(arrays).compile(compiler_options=options)

@@ -1,8 +1,12 @@
 """`flow=bench_parts`: a step's ops are those that a plan knows, each is measured, and rows say what they come to."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pipeline
@@ -10,6 +14,7 @@ from pipeline.bench import against, parts, turns
 from pipeline.bench.turns import Turns
 from pipeline.errors import WeightmillError
 from pipeline.records import schemas
+from plugins.engine import parts as measured_parts
 from tests.cases import two_layers
 from tests.cases.guests import guest
 
@@ -58,6 +63,31 @@ def test_a_step_is_its_ops(record: dict[str, Any]) -> None:
     assert experts["nbytes"] == layers * 2 * one, "of two experts that are chosen"
     assert token[parts.WHOLE]["nbytes"] == sum(row["nbytes"] for row in token.values()) / 2
     assert 0 < record["own_seconds"] < record["seconds"] / 2
+
+
+def test_calls_of_a_part_wait_for_each_other() -> None:
+    """Each sees what the one before made of it: 0 times that is NaN, or nothing."""
+    x, runtime = jnp.ones(4), SimpleNamespace(device=jax.devices("cpu")[0])
+    group = measured_parts.Group("rms_norm", "4", False, [(((x + i,),), {}) for i in range(3)])
+    run, _ = measured_parts._programs(runtime, lambda x: jnp.where(jnp.isnan(x), 7, jnp.nan), group)  # type: ignore[arg-type]
+    assert [float(made[0]) for made in run()] == pytest.approx([np.nan, 7, np.nan], nan_ok=True)
+
+
+def test_products_of_one_array_stay_products_of_one() -> None:
+    """Kernels divide its preparation among them, which a step has once too."""
+    x, others = jnp.ones(4), [jnp.ones((2, 4)), jnp.ones((3, 4))]
+    seen: list[bool] = []
+
+    def together(*calls: Any) -> list[Any]:
+        seen.append(calls[0][0] is calls[1][0])
+        return [w @ x for x, w, _ in calls]
+
+    calls = [(tuple((x, w, None) for w in others), {}) for _ in range(2)]
+    group = measured_parts.Group("matmul", "4 → 2 + 3", True, calls)
+    runtime = SimpleNamespace(device=jax.devices("cpu")[0])
+    run, _ = measured_parts._programs(runtime, SimpleNamespace(together=together), group)  # type: ignore[arg-type]
+    assert seen == [True, True]
+    assert [[made.shape[0] for made in of] for of in run()] == [[2, 3], [2, 3]]
 
 
 def test_what_is_left_is_between_them() -> None:
