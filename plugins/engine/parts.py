@@ -175,16 +175,15 @@ def _programs(runtime: Runtime, kernel: Any, group: Group) -> tuple[Callable[[],
     many at once as it has threads. And one that is given as much, gives as many results, and does nothing: a
     microsecond or two for each of them, where a call may take no more."""
     leaves, tree = jax.tree.flatten(group.calls, is_leaf=lambda leaf: leaf is None)
-    arrays = {
-        id(leaf): leaf for leaf in leaves if _is_array(leaf)
-    }  # what several are given is given once, as in a step
+    # By identity: what several calls are given is given once, as in a step.
+    arrays = {id(leaf): leaf for leaf in leaves if _is_array(leaf)}
 
     def run(arrays: dict[int, Any]) -> list[Any]:
         calls = jax.tree.unflatten(tree, [arrays.get(id(leaf), leaf) for leaf in leaves])
         made: list[Any] = []
         for together, options in calls:
             x, last = together[0][0], jax.tree.leaves(made[-1:])
-            waits = x + (last[0].ravel()[0] * 0).astype(x.dtype) if last else x
+            waits = x + sum(leaf.ravel()[0].astype(jnp.float32) * 0 for leaf in last).astype(x.dtype) if last else x
             lists = [(waits if args[0] is x else args[0], *args[1:]) for args in together]
             made.append(kernel.together(*lists) if group.at_once else kernel(*lists[0], **options))
         return made
