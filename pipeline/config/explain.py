@@ -65,14 +65,16 @@ def mistakes(overrides: Iterable[str], error: HydraException | None = None, *, s
             return [found]
         for override in tried:
             group = override.lstrip("+").partition("=")[0].partition(".")[0]
-            if override.startswith("hydra.") or group in lost:
-                continue
-            if _sweeps(override):
-                messages += [] if sweeps else [_several(override)]
+            if group in lost:
                 continue
             if wrong := misread(override):
                 messages.append(wrong)
                 lost |= {group} if "." not in override.partition("=")[0] else set()
+                continue
+            if group == "hydra":
+                continue
+            if _sweeps(override):
+                messages += [] if sweeps else [_several(override)]
                 continue
             try:
                 compose("config", [*search, *good, override])

@@ -17,6 +17,8 @@ FUNCTION = re.compile(r"([A-Za-z_]\w*)\(.*\)", re.DOTALL)
 def misread(override: str) -> str | None:
     """What is wrong with how `override` is written, and how it is written right; None: nothing, or it is a sweep's."""
     key, given, value = override.lstrip("+~").partition("=")
+    if key == "hydra.run.dir":  # where Hydra would keep its own records, which the run's folder has
+        return f"{override}: a run's folder is set by paths.run={value or 'DIR'}"
     if key.startswith("hydra"):
         return None
     if not KEY.fullmatch(key):

@@ -267,6 +267,12 @@ def rope(rng: np.random.Generator) -> Case:
     return Case(x.dtype.name, (x, at, (500.0 ** -rng.random(half)).astype(np.float32)), options)
 
 
+def embed(rng: np.random.Generator) -> Case:
+    name, w = weights(rng, *map(int, (rng.integers(1, 70), rng.integers(1, 900))))
+    ids = rng.integers(0, w.shape[0], tuple(rng.integers(0, 20, 2))).astype(np.int32)
+    return Case(name, (ids, w), {"dtype": FLOATS[rng.integers(3)]})
+
+
 def rms_norm(rng: np.random.Generator) -> Case:
     rows, n = int(rng.integers(0, 70)), int(rng.integers(1, 700))
     x, weight = (rng.standard_normal(shape).astype(FLOATS[rng.integers(3)]) for shape in ((rows, n), n))
@@ -276,7 +282,7 @@ def rms_norm(rng: np.random.Generator) -> Case:
 
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
-    "attention": attention, "rope": rope, "rms_norm": rms_norm, "gptq": gptq,
+    "attention": attention, "embed": embed, "rope": rope, "rms_norm": rms_norm, "gptq": gptq,
     "quantize_by_outputs": quantize_by_outputs,
 }  # fmt: skip
 CODECS = ("quantize", "dequantize", "cast", "gptq", "quantize_by_outputs")

@@ -34,6 +34,7 @@ COLUMNS: Final[dict[str, Callable[[Scheme | str], dict[str, Any]]]] = {
     "dequantize": lambda kind: {"q": weights(kind)},
     "matmul": lambda kind: {"w": weights(kind)},
     "moe": lambda kind: {"w_in": (weights(kind),), "w_out": weights(kind)},
+    "embed": lambda kind: {"w": weights(kind)},
     "attention": lambda kind: {"k": held(kind), "v": held(kind)},
 }
 """What is asked of an op with keys, values or weights that are a format."""

@@ -10,5 +10,5 @@ def test_the_page_is_what_ops_say() -> None:
 
 def test_the_table_has_no_blank() -> None:
     cells = [cell.strip() for line in kernels.table().splitlines()[2:] for cell in line.split("|")[3:-1]]
-    assert len(cells) == 5 * 26
+    assert len(cells) == 6 * 26
     assert {*cells} == {"yes", "–", "f32"}

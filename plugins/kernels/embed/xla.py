@@ -13,22 +13,31 @@ from plugins.kernels.varying import alike, along, axes_of
 
 def embed(ids: Any, w: Any, *, dtype: Any) -> Any:
     """See the op's docstring."""
-    return _embed(*alike(jnp.asarray(ids), w), jnp.dtype(dtype))
+    return with_rows(_rows, ids, w, dtype)
+
+
+def with_rows(rows: Any, ids: Any, w: Any, dtype: Any) -> Any:
+    """embed around `rows(ids, w, dtype)`, which gives `[n, D]` of `dtype` for ids `[n]`, and the gradient."""
+    return _embed(*alike(jnp.asarray(ids), w), (rows, jnp.dtype(dtype)))
+
+
+def _rows(ids: Any, w: Any, dtype: Any) -> Any:
+    return weights.decoded(weights.rows_at(w, ids), dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _embed(ids: Any, w: Any, dtype: Any) -> Any:
-    rows = weights.decoded(weights.rows_at(w, ids.reshape(-1)), dtype)
-    return rows.reshape(*ids.shape, w.shape[-1])
+def _embed(ids: Any, w: Any, how: tuple[Any, Any]) -> Any:
+    rows, dtype = how
+    return rows(ids.reshape(-1), w, dtype).reshape(*ids.shape, w.shape[-1])
 
 
-def _forward(ids: Any, w: Any, dtype: Any) -> tuple[Any, Any]:
+def _forward(ids: Any, w: Any, how: tuple[Any, Any]) -> tuple[Any, Any]:
     asked = wanted(w)
     ids, w = given(ids), given(w)
-    return _embed(ids, w, dtype), (ids, w, asked)
+    return _embed(ids, w, how), (ids, w, asked)
 
 
-def _backward(dtype: Any, kept: Any, dy: Any) -> tuple[None, Any]:
+def _backward(how: tuple[Any, Any], kept: Any, dy: Any) -> tuple[None, Any]:
     ids, w, asked = kept
     if not any(asked.flags):
         return None, None

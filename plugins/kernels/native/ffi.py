@@ -85,9 +85,6 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
     count = x.shape[0] if expert is None else expert.shape[0]
     given = [part for w in stacks for part in _components(w)]
-    book = (
-        dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
-    )
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
     if count < matrices * max(scheme.rounded_rows(spec_of(w), bits) for w in stacks):
@@ -104,7 +101,19 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
     rounded = bits == 8 and all(scheme.takes_integers(spec_of(w)) for w in stacks)
     product = call("gemm" if many else "rounded" if rounded else "ffi", "wm_grouped", results)
-    return list(product(x, chosen, book, *given, formats=formats, **numbers))
+    return list(product(x, chosen, _book(stacks), *given, formats=formats, **numbers))
+
+
+def rows(ids: Any, w: Any, dtype: Any) -> Any:
+    """`[n, D]` of `dtype`: rows of a matrix `[V, D]`, an array or a QTensor, that `ids` int32 `[n]` ask for.
+
+    Args:
+        dtype: float32 or bfloat16.
+    """
+    result = jax.ShapeDtypeStruct((ids.shape[0], w.shape[-1]), dtype)  # type: ignore[no-untyped-call]
+    found = call("rows", "wm_embed", result)
+    format = np.array(scheme.numbers(spec_of(w)), np.int64)
+    return found(ids, _book([w]), *_components(w), isa=np.int64(library.isa()), format=format)
 
 
 def spec_of(w: Any) -> TensorSpec:
@@ -114,6 +123,12 @@ def spec_of(w: Any) -> TensorSpec:
 
 def _scheme(w: Any) -> Any:
     return w.scheme if isinstance(w, QTensor) else None
+
+
+def _book(ws: Sequence[Any]) -> Any:
+    """What scales that are codes are worth; without elements where none are."""
+    coded = any(_scheme(w) is not None and w.scheme.whole_only for w in ws)
+    return dynamic8() if coded else np.zeros(0, np.float32)
 
 
 def _components(w: Any) -> tuple[Any, Any, Any, Any]:

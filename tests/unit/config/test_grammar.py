@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from pipeline.config.explain import mistakes
 from pipeline.config.grammar import misread
 from pipeline.config.overrides import parsed_override
 from pipeline.config.resolvers import register
@@ -32,6 +33,14 @@ def test_what_is_written_wrong_is_said(form: str) -> None:
         assert said.startswith((form.format(key), repr(form.format(key)))), said
         assert len(said) > len(form.format(key)) + 10
         assert not RAW.search(said)
+
+
+def test_where_hydra_would_put_a_run_is_ours_to_say() -> None:
+    for override in ("hydra.run.dir=there", "hydra.run.dir=here,there"):
+        value = override.partition("=")[2]
+        assert misread(override) == f"{override}: a run's folder is set by paths.run={value}"
+        assert mistakes(["seed=1", override]) == [misread(override)]
+    assert misread("hydra.sweep.dir=there") is None
 
 
 @pytest.mark.parametrize("form", OF_GROUPS)

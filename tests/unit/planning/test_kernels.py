@@ -65,7 +65,7 @@ def test_by_default_native_kernels_do_what_they_can(tmp_path: Path) -> None:
     assert rows["quantize", "BF16"] == ("native", "")
     assert rows["moe", "e2m1/32/e8m0"][0].startswith("native")
     assert rows["rope", "F32"] == ("native", "")
-    assert rows["embed", "BF16"] == ("xla", "")
+    assert rows["embed", "BF16"] == ("native", "")
 
 
 def test_without_native_kernels_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "weights.h"
-#include "xla/ffi/api/ffi.h"
+#include "stored.h"
 
 namespace ffi = xla::ffi;
 
@@ -53,8 +52,7 @@ struct Grouped {
 };
 
 // Reads it, and makes results zero whose expert is none (a negative one); without experts, all are of the first matrix.
-// `formats` has six numbers for each stack: element, scale, zero, second, block_rows, block_elems; `args` has codes,
-// scales, zeros and second, those that a format lacks with no elements. `book`: see struct Weights.
+// `formats` and `args` have for each stack what stored.h reads. `book`: see struct Weights.
 static inline ffi::Error read(ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
                               ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets,
                               Grouped& call) {
@@ -77,22 +75,11 @@ static inline ffi::Error read(ffi::Span<const int64_t> formats, ffi::AnyBuffer x
       if (part.has_error()) return part.error();
       parts[i] = *part;
     }
-    const int64_t* f = formats.begin() + 6 * s;
-    const auto d = parts[0].dimensions();
     Weights& w = call.stacks[s].w;
-    w.element = WmElement(f[0]), w.scale = WmScale(f[1]), w.zero = WmZero(f[2]), w.second = WmSecond(f[3]);
-    w.rows = d[d.size() - 2], w.n = call.n, w.matrices = 1;
-    for (size_t i = 0; i + 2 < d.size(); ++i) w.matrices *= d[i];
-    w.block_rows = f[4] ? f[4] : std::max<int64_t>(1, w.rows);
-    w.block_elems = f[5] ? f[5] : std::max<int64_t>(1, call.n);
-    w.codes = static_cast<const uint8_t*>(parts[0].untyped_data());
-    w.scales = static_cast<const uint8_t*>(parts[1].untyped_data());
-    w.zeros = static_cast<const uint8_t*>(parts[2].untyped_data());
-    w.seconds = static_cast<const float*>(parts[3].untyped_data());
-    w.book = book.typed_data();
+    const bool whole = read(formats.begin() + 6 * s, parts, book.typed_data(), call.n, w);
     call.stacks[s].y = static_cast<float*>((*y)->untyped_data());
     const auto out = (*y)->dimensions();
-    if (int64_t(parts[0].size_bytes()) != w.matrices * w.rows * w.row_nbytes() || out.size() != 2 || out[1] != w.rows)
+    if (!whole || out.size() != 2 || out[1] != w.rows)
       return ffi::Error::InvalidArgument("x, weights and result are not of shapes that go together");
     if (s && (w.matrices != call.stacks[0].w.matrices || out[0] != call.count))
       return ffi::Error::InvalidArgument("stacks of one call have as many matrices and results");

@@ -1,4 +1,4 @@
-// XLA's door of what is done to rows by themselves, rope and rms_norm: handlers of its FFI, for models.
+// XLA's door of what is done to rows by themselves, embed, rope and rms_norm: handlers of its FFI, for models.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,10 +6,11 @@
 #include <functional>
 #include <vector>
 
+#include "elements.h"
 #include "floats.h"
 #include "parallel.h"
+#include "stored.h"
 #include "targets.h"
-#include "xla/ffi/api/ffi.h"
 
 #define WM_KERNELS "rows_all.h"
 #include "each_isa.h"
@@ -19,6 +20,35 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int64_t PIECE = 32 << 10;  // elements: to wake a thread takes as long as some of them
+
+// y [ids, n] of float32 or bfloat16: the rows that ids ask for of a matrix, whose format and components are as stored.h
+// reads them.
+ffi::Error embed(ffi::ThreadPool pool, int64_t isa, ffi::Span<const int64_t> format, ffi::Buffer<ffi::S32> ids,
+                 ffi::Buffer<ffi::F32> book, ffi::AnyBuffer codes, ffi::AnyBuffer scales, ffi::AnyBuffer zeros,
+                 ffi::AnyBuffer second, ffi::Result<ffi::AnyBuffer> y) {
+  const int64_t count = int64_t(ids.element_count());
+  const auto shape = y->dimensions();
+  const bool half = y->element_type() == ffi::BF16;
+  if (shape.size() != 2 || shape[0] != count || (!half && y->element_type() != ffi::F32))
+    return ffi::Error::InvalidArgument("the result is float32 or bfloat16 [ids, n]");
+  if (y->element_count() == 0) return ffi::Error::Success();
+  Weights w;
+  const ffi::AnyBuffer parts[4] = {codes, scales, zeros, second};
+  if (format.size() != 6 || !read(format.begin(), parts, book.typed_data(), shape[1], w) || w.matrices * w.rows == 0)
+    return ffi::Error::InvalidArgument("weights and result are not of shapes that go together");
+  const int64_t rows = std::max<int64_t>(1, PIECE / shape[1]);
+#define WM_RUN(space)                                                                                      \
+  {                                                                                                        \
+    parallel(pool, pool.num_threads(), (count + rows - 1) / rows, [&](int64_t i) {                         \
+      const int64_t first = i * rows, last = std::min(count, first + rows);                                \
+      if (half) space::embed::rows(w, ids.typed_data(), first, last, static_cast<Bf16*>(y->untyped_data())); \
+      else space::embed::rows(w, ids.typed_data(), first, last, static_cast<float*>(y->untyped_data()));   \
+    });                                                                                                    \
+    return ffi::Error::Success();                                                                          \
+  }
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
+}
 
 #define WM_RUN(space)                                                                                                  \
   {                                                                                                                    \
@@ -88,6 +118,18 @@ ffi::Error rms_norm(ffi::ThreadPool pool, int64_t isa, float eps, int64_t plus_o
 }  // namespace
 
 #pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_embed, embed,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("isa")
+                                  .Attr<ffi::Span<const int64_t>>("format")
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_rope, rope,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -1,4 +1,5 @@
 // Included once for each instruction set.
 #include "narrowed.h"
+#include "embed.h"
 #include "rms_norm.h"
 #include "rope.h"
