@@ -61,7 +61,7 @@ class Lines:
                     readline.parse_and_bind("tab: complete")
                     if os.environ.get("TERM") != "dumb":  # several lines are one text then; Python turns it off
                         readline.parse_and_bind("set enable-bracketed-paste on")
-                readline.set_auto_history(False)
+                readline.set_auto_history(True)  # in C: a Ctrl-C right after Enter takes what was entered from Python
                 with suppress(OSError):
                     readline.read_history_file(self._history)
         return self
@@ -72,11 +72,20 @@ class Lines:
             with suppress(OSError):
                 self._readline.write_history_file(self._history)
 
-    def _keep(self, line: str) -> None:
-        """Now, and not at the end: there may be none that anybody is told of."""
-        if self._readline is None or not line.strip():
+    def _newest(self) -> tuple[int, str | None]:
+        """How many texts the history has, and the last of them."""
+        if self._readline is None:
+            return 0, None
+        count = self._readline.get_current_history_length()
+        return count, self._readline.get_history_item(count)
+
+    def _keep(self, before: tuple[int, str | None]) -> None:
+        """What the history has gained: now, and not at the end, since there may be none that anybody is told of."""
+        count, newest = self._newest()
+        if (count, newest) == before or newest is None:
             return
-        self._readline.add_history(line)
+        if not newest.strip():
+            return self._readline.remove_history_item(count - 1)  # type: ignore[no-any-return]
         with suppress(OSError):  # nowhere to keep it
             self._history.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._history, os.O_CREAT, 0o600))
@@ -115,8 +124,11 @@ class Lines:
 
     def _line(self, prompt: str) -> str:
         if self._edits:
-            line = self._interrupts.typing(lambda: input(prompt))
-            self._keep(line)
+            before = self._newest()
+            try:
+                line = self._interrupts.typing(lambda: input(prompt))
+            finally:
+                self._keep(before)
         else:  # bytes: whether strange ones raise, and lose what follows, would depend on the locale
             read = self._interrupts.typing(sys.stdin.buffer.readline)
             if not read:

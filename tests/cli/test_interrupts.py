@@ -91,6 +91,29 @@ def test_what_is_typed_is_taken_back_before_the_editor_waits(late: str, tmp_path
         assert program.end() == 0
 
 
+# Ctrl-C between Enter and what Python is told of it.
+AT_ENTER = """
+import builtins, os, signal
+real = input
+def entered(prompt):
+    line = real(prompt)
+    if line == "just now":
+        os.kill(os.getpid(), signal.SIGINT)
+    return line
+builtins.input = entered
+"""
+
+
+def test_what_was_entered_is_in_the_history_whenever_it_comes(tmp_path: Path) -> None:
+    with Terminal("-c", AT_ENTER + LINES, cwd=tmp_path) as program:
+        for line in ("before", "just now", " ", "after", "after"):
+            program.until("> ")
+            program.type(f"{line}\r")
+        program.until("got 'after'\r\n> ")
+    assert "got 'just now'" not in program.shown
+    assert (tmp_path / "cache/weightmill/chat_history").read_text() == "before\njust now\nafter\n"
+
+
 def test_whenever_it_comes(tmp_path: Path) -> None:
     """In the time of two answers, at every twentieth of a second; then there is a prompt, and what was asked is
     in the history, also of a program that nobody ends well."""
