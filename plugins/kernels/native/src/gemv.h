@@ -85,14 +85,15 @@ struct Floats {
 #include "gemv_add.h"
 
 // R rows of weights times m of M rows of activations, all of them unless the loader is FIXED, whose come one after the
-// other: out[r][m]. s and z: scales and offsets of each row; all: the sum of each row of activations, for ROW with offsets.
+// other: out[r][m]. s and z: scales and offsets of each row; met: where there are offsets, what each block meets of each row
+// of activations.
 template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                     const float* const (&z)[R], const Arranged* xs, int m, const float* all, float (&out)[M][R]) {
+                     const float* const (&z)[R], const Arranged* xs, int m, const float* met, float (&out)[M][R]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   V sum[R][M] = {};
   if constexpr (HOW == Scaled::LANES)
-    if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, m, sum);
+    if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q.w, z, met, m, sum);
   const auto groups = [&](auto part, const uint8_t* const (&codes)[R], int64_t first, int64_t until)
       __attribute__((always_inline)) {
     if constexpr (MANY<L, M>) add_many<L, R, M, HOW, decltype(part)::value>(l, q, codes, s, xs, first, until, sum);
@@ -141,7 +142,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     for (int r = 0; r < R; ++r) {
       float y = found[i * R + r] * l.unit;
       if (HOW == Scaled::ROW) y *= s[r][0];
-      if (HOW == Scaled::ROW && q.w.zero != WM_ZERO_NONE) y += all[i] * z[r][0];
+      if (HOW == Scaled::ROW && q.w.zero != WM_ZERO_NONE) y += met[i] * z[r][0];
       out[i][r] = y;
     }
 }
@@ -154,9 +155,12 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
-  float *own = scratch, *offsets = scratch + room + LANES, all[M] = {};
-  if (HOW == Scaled::ROW && w.zero != WM_ZERO_NONE)
-    for (int m = 0; m < rows; ++m) all[m] = total_of(x[m].sums, q.groups);
+  float *own = scratch, *offsets = own + room + LANES, *met = offsets + room + LANES;
+  if (w.zero != WM_ZERO_NONE)
+    for (int m = 0; m < rows; ++m) {
+      if constexpr (HOW == Scaled::ROW) met[m] = total_of(x[m].sums, q.groups);
+      else sums_of_blocks<L>(q, x[m].sums, met + m * blocks_room(w));
+    }
   int64_t band = 0, bands = 0;  // whose factors are there
   for (int64_t at = 0; at < count; at += R) {
     const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
@@ -172,7 +176,7 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
       codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = offsets + place;
     }
     float out[M][R];
-    block<L, R, M, HOW>(l, q, codes, s, z, x, rows, all, out);
+    block<L, R, M, HOW>(l, q, codes, s, z, x, rows, met, out);
     for (int m = 0; m < rows; ++m)
       for (int r = 0; r < R && at + r < count; ++r) y[m][row + at + r] = out[m][r];
   }

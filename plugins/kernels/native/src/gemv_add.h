@@ -237,14 +237,34 @@ WM_INLINE void add_fixed(const L& l, const Gemv& q, const uint8_t* const (&codes
   std::memcpy(total, sum, sizeof sum);
 }
 
-// What is added to each row's blocks, times the sums of m rows of activations that the blocks' lanes meet. Of any loader,
-// and a function of its own, so that each of these is compiled once.
+// Numbers that stand for blocks, a row of activations after the other: those of whole vectors.
+WM_INLINE int64_t blocks_room(const Weights& w) { return (w.across() + LANES - 1) / LANES * LANES; }
+
+// What each block meets of a row of activations, by what each lane does: blocks are of whole lanes, in their order.
+template <class L>
+static void sums_of_blocks(const Gemv& q, const float* of_lanes, float* out) {
+  const int64_t lanes = q.w.block_elems * LANES / L::GROUP, all = q.groups * LANES;
+  for (int64_t b = 0, l = 0; b < q.w.across(); ++b) {
+    float sum = 0;
+    for (const int64_t until = std::min(l + lanes, all); l < until; ++l) sum += of_lanes[l];
+    out[b] = sum;
+  }
+}
+
+// What is added to each row's blocks, times what these meet of m rows of activations. Of any loader, and a function of its
+// own, so that each of these is compiled once.
 template <int R, int M>
-static __attribute__((noinline)) void add_offsets(const Gemv& q, const float* const (&z)[R], const Arranged* xs, int m,
+static __attribute__((noinline)) void add_offsets(const Weights& w, const float* const (&z)[R], const float* met, int m,
                                                   V (&sum)[R][M]) {
-  for (int64_t g = 0; g < q.groups; ++g)
+  const int64_t across = w.across(), room = blocks_room(w);
+  I lane;
+  for (int l = 0; l < LANES; ++l) lane[l] = l;
+  for (int64_t b = 0; b < across; b += LANES) {
+    const I there = lane < int32_t(across - b);  // what stands past the last is another row's, and may be infinite
     for (int r = 0; r < R; ++r) {
-      const V offset = lane_scales<true>(q, z[r], g, q.few);
-      for (int i = 0; i < m; ++i) sum[r][i] = fused(offset, load(xs[i].sums + g * LANES), sum[r][i]);
+      const V offset = (V)((I)load(z[r] + b) & there);
+      for (int i = 0; i < m; ++i)
+        sum[r][i] = fused(offset, (V)((I)load(met + i * room + b) & there), sum[r][i]);
     }
+  }
 }

@@ -70,6 +70,6 @@ static inline int64_t factors_room(const Weights& w) {
 }
 
 static inline int64_t scratch_floats(const Gemv& q) {
-  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes);
+  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes) + GEMV_MOST * (q.w.across() + q.kernel->lanes);
   return q.scaled == Scaled::EACH ? blocks + 2 * q.w.across() + GEMV_MOST * q.groups * q.kernel->group : blocks;
 }
