@@ -119,8 +119,16 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     const bool halves = HALVED_HERE && left <= L::NBYTES / 2;
     if constexpr (HALVED_HERE)
       if (halves) {
+#if WM_SIMD == 512
         for (int r = 0; r < R; r += 2)
           first_of_both(codes[r] + whole * L::NBYTES, codes[r + 1] + whole * L::NBYTES, left, tail[r]);
+#else
+        for (int r = 0; r < R; ++r) {
+          const uint8_t* const from = codes[r] + whole * L::NBYTES;
+          if (left < L::NBYTES / 2) first_of<L::NBYTES / 2>(from, left, tail[r]);
+          else p[r] = from;
+        }
+#endif
         groups(std::integral_constant<Part, Part::HALVES>(), p, whole, whole + 1);
       }
     if (!halves) {
@@ -264,7 +272,6 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   }
 }
 
-// Rows that a loader of integers cannot take go to that of float32, which has the same groups.
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
@@ -278,8 +285,13 @@ static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
 
 template <class L>
 constexpr GemvKernel kernel_of() {
-  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), MOST<L>, arrange<L>, product<L>};
-  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), MOST<L>, arrange<L>, product<L>};
+  int arranged = L::GROUP;
+  int (*begins)(int) = nullptr;
+  if constexpr (L::FIXED) arranged = L::ARRANGED;
+#if WM_FIXED && WM_SIMD == 256
+  begins = L::begins;
+#endif
+  return {LANES, L::GROUP, arranged, L::GRAIN, begins, takes<L>(), MOST<L>, arrange<L>, product<L>};
 }
 
 #if WM_ROUNDED

@@ -26,13 +26,14 @@ constexpr int takes() {
   else return set_of(Scaled::ROW) | (L::PLAIN ? 0 : set_of(Scaled::LANES)) | (L::PLAIN || L::HALVES ? 0 : set_of(Scaled::EACH));
 }
 
-// Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
-// two rows in one register. Sums are then put where they are without: numbers are the same.
+// Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a group at most, the same of two
+// rows as one. Sums are then put where they are without: numbers are the same.
 enum class Part { WHOLE, TAIL, HALVES };
 
-// Elements of the first half of these loaders' groups are in the lower half of the lanes.
+// Elements of the first half of these loaders' groups are in the lanes of `lower_half`.
 template <class L, int R, Scaled HOW>
-constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
+constexpr bool HALVED =
+    (WM_SIMD == 512 || (WM_SIMD == 256 && L::FIXED)) && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
 // How the codes of R rows are read, one group after the other.
 template <class L, int R, Part PART>
@@ -56,6 +57,12 @@ struct Stream {
     const int64_t from = at + near + (at < ends ? 0 : (R - 1) * row_nbytes);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
+#if WM_SIMD == 256
+      if constexpr (EACH == 2) {
+        if (r % 2 == 0) stored[r] = l.load(codes[r] + at, codes[r + 1] + at);
+        continue;
+      }
+#endif
       if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
       if (PART == Part::WHOLE && (L::NBYTES >= 64 || at % 64 < L::NBYTES))  // once a line
         for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + from + b, ahead);

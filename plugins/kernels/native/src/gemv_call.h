@@ -44,14 +44,16 @@ struct Gemv {
 // Activations as the kernel reads them.
 struct Arranged {
   const void* x;      // [groups, arranged], elements where the kernel meets them
-  const float* sums;  // [groups, lanes] of what each lane meets; null where no zero points or minimums want them
-  const GemvKernel* kernel;  // whose it is; of the same lanes, group and grain as that of the weights
+  // [groups, lanes] of what each lane meets, in the order of elements; null where no zero points or minimums want them.
+  const float* sums;
+  const GemvKernel* kernel;  // whose it is
 };
 
 struct GemvKernel {
   int lanes, group;  // elements of a group
   int arranged;      // floats, or half as large, that a group of activations is
   int grain;         // of elements: a lane's are all in one
+  int (*begins)(int lane);  // at which element of a group those of a lane begin, to a grain; null: lanes are in order
   int takes;         // a set of Scaled
   int most;          // rows of activations that share a pass over the weights, GEMV_MOST at most
   // x is float32 or, `from_bf16`, bfloat16. Whether they can: see gemv_fixed.h.

@@ -38,15 +38,30 @@ Scaled scaled(const Weights& w, const GemvKernel& kernel) {
   return w.block_elems % kernel.grain == 0 && has(kernel.takes, Scaled::LANES) ? Scaled::LANES : Scaled::EACH;
 }
 
+// What `Gemv` points to of blocks.
+struct Blocks {
+  std::vector<int32_t> first, spread;
+};
+
 // One stack of weights of a call.
 struct Product {
   Gemv q;
-  const GemvKernel* any;  // of whatever activations
+  Gemv other;  // for rows that the kernel does not take, if there are any, with one that takes whatever
+  const GemvKernel* any;
   float* y;
-  std::vector<int32_t> first, spread;
+  Blocks blocks, others;
   const std::vector<Arranged>* x;  // a row each
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
+
+// Of rows of n.
+int64_t groups_of(const GemvKernel& kernel, int64_t n) { return (n + kernel.group - 1) / kernel.group; }
+
+void take(Gemv& q, const GemvKernel* kernel) {
+  q.kernel = kernel;
+  q.scaled = scaled(q.w, *kernel);
+  q.groups = groups_of(*kernel, q.w.n);
+}
 
 void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t rows) {
   Gemv& q = p.q;
@@ -54,41 +69,37 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t r
   const GemvKernel* kernel = kernels.front();
   if (rows > kernel->most && kernels.back()->most > kernel->most) kernel = kernels.back();
   if (!has(kernel->takes, scaled(w, *kernel))) kernel = kernels.back();
-  q.kernel = kernel, p.any = kernels.back();
+  p.any = kernels.back();
   q.ahead = ahead();
   const int64_t nbytes = std::max<int64_t>(1, w.row_nbytes());
   q.near_rows = q.ahead.near / nbytes, q.near_left = q.ahead.near % nbytes;
-  q.scaled = scaled(w, *kernel);
-  q.groups = (w.n + kernel->group - 1) / kernel->group;
+  take(q, kernel);
 }
 
 // Which blocks the lanes of each group are of. Where groups are whole blocks, or blocks whole groups, all groups are like
 // the first, but the last one, which may not be full.
-void find_blocks(Product& p) {
-  Gemv& q = p.q;
+void find_blocks(Gemv& q, Blocks& blocks) {
   const int lanes = q.kernel->lanes, group = q.kernel->group, grain = q.kernel->grain, own = group / lanes;
   const int64_t size = q.w.block_elems;
   const bool alike = group % size == 0 || size % group == 0;
-  p.first.resize(size_t(q.groups));
-  p.spread.resize(size_t(q.groups * lanes));
+  blocks.first.resize(size_t(q.groups));
+  blocks.spread.resize(size_t(q.groups * lanes));
   for (int64_t g = 0; g < q.groups; ++g) {
-    int32_t* const spread = p.spread.data() + g * lanes;
+    int32_t* const spread = blocks.spread.data() + g * lanes;
     const int64_t first = g * group / size;
-    p.first[size_t(g)] = int32_t(first);
+    blocks.first[size_t(g)] = int32_t(first);
     if (alike && g > 0 && g < q.groups - 1) {
       std::copy_n(spread - lanes, lanes, spread);
       continue;
     }
-    int32_t past = 0;
     for (int l = 0; l < lanes; ++l) {
-      const int64_t k = g * group + l * own / grain * grain;
-      for (; k >= (first + past + 1) * size; ++past) {
-      }
-      spread[l] = k < q.w.n ? past : -1;
+      const int begins = q.kernel->begins ? q.kernel->begins(l) : l * own;
+      const int64_t k = g * group + begins / grain * grain;
+      spread[l] = k < q.w.n ? int32_t(k / size - first) : -1;
     }
   }
-  q.first = p.first.data(), q.spread = p.spread.data();
-  q.few = std::all_of(p.spread.begin(), p.spread.end(), [](int32_t past) { return past < 4; });
+  q.first = blocks.first.data(), q.spread = blocks.spread.data();
+  q.few = std::all_of(blocks.spread.begin(), blocks.spread.end(), [](int32_t past) { return past < 4; });
 }
 
 // The same for all products; those of like weights share them.
@@ -100,7 +111,7 @@ void find_blocks(std::vector<Product>& products) {
       return p.q.scaled == q.scaled && p.q.kernel == q.kernel && p.q.w.block_elems == q.w.block_elems;
     };
     const auto other = std::find_if(products.begin(), products.begin() + int64_t(s), alike);
-    if (other == products.begin() + int64_t(s)) find_blocks(products[s]);
+    if (other == products.begin() + int64_t(s)) find_blocks(q, products[s].blocks);
     else q.first = other->q.first, q.spread = other->q.spread, q.few = other->q.few;
   }
 }
@@ -144,7 +155,8 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
   std::deque<Order> orders;
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
-    const int64_t stride = p.q.groups * k->arranged, lanes = p.q.groups * k->lanes;
+    const int64_t others = groups_of(*p.any, n), stride = std::max(p.q.groups * k->arranged, others * p.any->arranged);
+    const int64_t lanes = std::max(p.q.groups * k->lanes, others * p.any->lanes);
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
       orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);
@@ -158,6 +170,11 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
       }
     }
     p.x = &o->rows;
+    const auto is_other = [&](const Arranged& x) { return x.kernel != k; };
+    if (std::none_of(o->rows.begin(), o->rows.end(), is_other)) continue;
+    p.other = p.q;
+    take(p.other, p.any);
+    if (p.other.scaled == Scaled::LANES) find_blocks(p.other, p.others);
   }
 
   int64_t pieces = 0, nbytes = 0;
@@ -176,7 +193,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    const Scratch<USUAL_FLOATS> scratch(scratch_floats(p->q));
+    const Scratch<USUAL_FLOATS> scratch(std::max(scratch_floats(p->q), p->other.kernel ? scratch_floats(p->other) : 0));
     for (size_t from = 0; from < group.assignments.size();) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
@@ -188,7 +205,8 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
         most = x.kernel->most;
         xs[m] = x, ys[m] = p->y + a * rows;
       }
-      xs[0].kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
+      const Gemv& q = xs[0].kernel == p->q.kernel ? p->q : p->other;
+      q.kernel->product(q, group.matrix, row, some, m, xs, ys, scratch.data);
     }
   });
   return ffi::Error::Success();

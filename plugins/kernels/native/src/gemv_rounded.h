@@ -199,7 +199,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
     } else {
       _mm256_store_si256(reinterpret_cast<__m256i*>(group.codes[0]), bytes);
     }
-    put_lanes<L::FOUR_BITS>(u, unit, L::UP, group.unit + which, group.moved + which, sums ? sums + lane : nullptr);
+    put_lanes<L::OWN>(u, unit, L::UP, group.unit + which, group.moved + which, sums ? sums + lane : nullptr);
   }
   return true;
 }

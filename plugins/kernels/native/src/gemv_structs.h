@@ -123,7 +123,7 @@ static void struct_product(const Gemv& q, int64_t matrix, int64_t row, int64_t c
 
 template <WmElement E>
 constexpr GemvKernel struct_kernel_of() {
-  return {LANES, STRUCT_GROUP, STRUCT_GROUP, 32, set_of(Scaled::ROW), 4, arrange_struct<E>, struct_product<E>};
+  return {LANES, STRUCT_GROUP, STRUCT_GROUP, 32, nullptr, set_of(Scaled::ROW), 4, arrange_struct<E>, struct_product<E>};
 }
 
 static const GemvKernel* struct_kernel(WmElement e) {

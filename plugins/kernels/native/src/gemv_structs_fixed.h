@@ -198,7 +198,7 @@ template <WmElement E>
 constexpr GemvKernel fixed_struct_kernel_of() {
   constexpr int ARRANGED = STRUCT_GROUP / 64 * int(sizeof(typename StructIntegers<E>::Group) / 4);
   static_assert(ARRANGED >= STRUCT_GROUP, "float32 may be arranged there instead");
-  return {LANES, STRUCT_GROUP, ARRANGED, 32, set_of(Scaled::ROW), 4, arrange_struct_fixed<E>, struct_product_fixed<E>};
+  return {LANES, STRUCT_GROUP, ARRANGED, 32, nullptr, set_of(Scaled::ROW), 4, arrange_struct_fixed<E>, struct_product_fixed<E>};
 }
 
 static const GemvKernel* struct_kernel(WmElement e) {

@@ -39,29 +39,34 @@ WM_INLINE Unit integers_of(const float* v, float times) {
   return u;
 }
 
-// Sums of those that a lane meets: of eight, for four lanes, or of four, for eight.
-template <bool FOUR_BITS>
+// Sums of those that a lane meets: of 16, for two lanes, of eight, for four, or of four, for eight.
+template <int OWN>
 WM_INLINE __m256i sums_of(const Unit& u) {
-  if constexpr (!FOUR_BITS)
+  if constexpr (OWN == 4)
     return _mm256_hadd_epi32(_mm256_hadd_epi32(u.of[0], u.of[1]), _mm256_hadd_epi32(u.of[2], u.of[3]));
-  const __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(u.of[0], u.of[1]), _mm256_add_epi32(u.of[2], u.of[3]));
-  return _mm256_permute4x64_epi64(_mm256_hadd_epi32(pairs, pairs), 0x08);
+  const __m256i a = _mm256_add_epi32(u.of[0], u.of[1]), b = _mm256_add_epi32(u.of[2], u.of[3]);
+  __m256i pairs = OWN == 8 ? _mm256_hadd_epi32(a, b) : _mm256_add_epi32(a, b);
+  pairs = _mm256_hadd_epi32(pairs, pairs);
+  if constexpr (OWN == 8) return _mm256_permute4x64_epi64(pairs, 0x08);
+  return _mm256_permutevar8x32_epi32(_mm256_hadd_epi32(pairs, pairs), _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
 }
 
 WM_INLINE void put(void* to, __m128i bytes) { _mm_store_si128(static_cast<__m128i*>(to), bytes); }
+WM_INLINE void put_half(void* to, __m128i bytes) { _mm_storel_epi64(static_cast<__m128i*>(to), bytes); }
 
-// What stands beside the integers of lanes `lane` …: their unit, what moving codes `up` is made good by, and their sums.
-template <bool FOUR_BITS>
+// The first 32 / OWN numbers of a vector.
+template <int OWN>
+WM_INLINE void put_some(void* to, __m256i v) {
+  if constexpr (OWN == 4) _mm256_storeu_si256(static_cast<__m256i*>(to), v);
+  else if constexpr (OWN == 8) _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(v));
+  else put_half(to, _mm256_castsi256_si128(v));
+}
+
+// What stands beside the integers of lanes, OWN of each: their unit, what moving codes `up` is made good by, and their sums.
+template <int OWN>
 WM_INLINE void put_lanes(const Unit& u, float unit, int up, float* units, int32_t* moved, float* sums) {
-  const __m256i sum = sums_of<FOUR_BITS>(u), less = _mm256_mullo_epi32(sum, _mm256_set1_epi32(-up));
-  const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit));
-  if constexpr (FOUR_BITS) {
-    _mm_store_ps(units, _mm_set1_ps(unit));
-    if (moved) put(moved, _mm256_castsi256_si128(less));
-    if (sums) _mm_storeu_ps(sums, _mm256_castps256_ps128(value));
-  } else {
-    _mm256_store_ps(units, _mm256_set1_ps(unit));
-    if (moved) _mm256_store_si256(reinterpret_cast<__m256i*>(moved), less);
-    if (sums) _mm256_storeu_ps(sums, value);
-  }
+  const __m256i sum = sums_of<OWN>(u);
+  put_some<OWN>(units, _mm256_castps_si256(_mm256_set1_ps(unit)));
+  if (moved) put_some<OWN>(moved, _mm256_mullo_epi32(sum, _mm256_set1_epi32(-up)));
+  if (sums) put_some<OWN>(sums, _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit))));
 }

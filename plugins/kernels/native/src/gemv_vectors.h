@@ -110,6 +110,12 @@ WM_INLINE void in_both(const void* lower, T& halves) {
 }
 WM_INLINE V lower_half(V v) { return (V)_mm512_maskz_mov_ps(0xFF, (__m512)v); }
 WM_INLINE V upper_half(V v) { return (V)_mm512_maskz_shuffle_f32x4(0xFF, (__m512)v, (__m512)v, 0xEE); }
+#elif WM_SIMD == 256  // Halves are of halves of a register, see gemv_fixed_avx2.h.
+WM_INLINE __m256i in_both(const void* stored) {
+  return _mm256_castpd_si256(_mm256_movedup_pd(_mm256_load_pd(static_cast<const double*>(stored))));
+}
+WM_INLINE V lower_half(V v) { return (V)_mm256_unpacklo_pd((__m256d)v, _mm256_setzero_pd()); }
+WM_INLINE V upper_half(V v) { return (V)_mm256_unpackhi_pd((__m256d)v, _mm256_setzero_pd()); }
 #endif
 
 // Of `groups` vectors.
