@@ -194,7 +194,7 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int 
 template <class L, Scaled HOW, int M>
 constexpr int AT_A_TIME = WM_SIMD == 512 ? (M > 4 || (M > 2 && !L::FIXED) ? 2 : 4)
                           : WM_SIMD == 0 ? (M > 2 && !L::FIXED ? 1 : 2)
-                          : L::FIXED     ? 2
+                          : L::FIXED     ? (M == 1 && L::GROUP == UNIT ? 4 : 2)  // digits take more registers
                           : L::PLAIN     ? (M > 2 ? 2 : 4)
                                          : (HOW == Scaled::LANES ? 1 : M == 1 ? 4 : 2);
 
