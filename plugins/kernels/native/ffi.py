@@ -90,7 +90,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     if count < matrices * max(scheme.rounded_rows(spec_of(w), bits) for w in stacks):
         bits = 0
     floats = bits == 0 and x.dtype == jnp.float32
-    many = count > matrices * min(scheme.few_rows(spec_of(w), floats) for w in stacks)
+    isa = library.ISAS[library.isa()]
+    many = count > matrices * min(scheme.few_rows(spec_of(w), floats, isa) for w in stacks)
     tuned = tuned or tuning.best()
     options = {
         "dots": 0 if library.forced() else DOTS,

@@ -24,7 +24,10 @@ exact products are faster (measured with AVX-512)."""
 FEW_ROWS: Final = 4
 MORE_ROWS: Final = 8
 """Rows of activations up to which weights are read for some of them at a time, and not decoded first: where the two
-cross on Zen 5, for most formats; and where float32 activations meet wide elements, on Emerald Rapids (`few_rows`)."""
+cross on Zen 5, for most formats; and where float32 activations meet wide elements, on Emerald Rapids, or with AVX2
+integers of four bits, on Zen 3 (`few_rows`)."""
+UNIT: Final = 32
+"""Activations that share a power of two where they become integers with AVX2, as in src/gemv_call.h."""
 WIDE_BITS: Final = 6
 """Of elements, from which on as many as `MORE_ROWS` share a pass (src/gemv_add.h)."""
 
@@ -79,12 +82,20 @@ def rounded_rows(w: TensorSpec, bits: int) -> int:
     return 0 if quick or not bits else ROUNDED_ROWS[bits]
 
 
-def few_rows(w: TensorSpec, floats: bool) -> int:
+def few_rows(w: TensorSpec, floats: bool, isa: str) -> int:
     """Rows of activations a matrix up to which `src/gemv.h` is faster than `src/gemm.h`.
 
     Args:
         floats: activations are float32, and stay what they are.
+        isa: one of `library.ISAS`.
     """
     s = w.scheme
     wide = s is None or (not s.is_struct and s.element_bits >= WIDE_BITS)
-    return MORE_ROWS if floats and wide else FEW_ROWS
+    return MORE_ROWS if floats and (wide or (isa == "avx2" and _in_digits(w))) else FEW_ROWS
+
+
+def _in_digits(w: TensorSpec) -> bool:
+    """Whether float32 activations become digits for such weights with AVX2 (src/gemv_fixed_avx2.h)."""
+    s = w.scheme
+    four = s is not None and INTEGERS.get(s.element) == 8
+    return four and s is not None and 0 < s.block_elems < w.shape[-1] and s.block_elems % UNIT == 0

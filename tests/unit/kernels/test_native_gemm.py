@@ -44,7 +44,7 @@ def best_too(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def _no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: 0)
+    monkeypatch.setattr(scheme, "few_rows", lambda *_: 0)
     monkeypatch.setattr(scheme, "ROUNDED_ROWS", dict.fromkeys(scheme.ROUNDED_ROWS, 0))
 
 

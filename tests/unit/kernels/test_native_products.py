@@ -97,7 +97,7 @@ def off_by_more_than_sums(n: int, counts: dict[int, int], dtype: Any) -> list[Te
 def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts with no assignment and with one to six. Rows count as few, whose products are taken from codes, or as
     many, for which weights are decoded first."""
-    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: scheme.FEW_ROWS * few)
+    monkeypatch.setattr(scheme, "few_rows", lambda *_: scheme.FEW_ROWS * few)
     assert not off_by_more_than_sums(n, {-1: 2, 0: 1, 1: 2, 2: 3, 3: 4, 5: 6}, dtype)
 
 
@@ -105,7 +105,7 @@ def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pyte
 @pytest.mark.brief(each=("isa",))
 def test_every_format_of_up_to_eight_rows_at_a_time(isa: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of five to eight, which share a pass over wide weights; and of nine, one of which has its own."""
-    monkeypatch.setattr(scheme, "few_rows", lambda w, floats: scheme.MORE_ROWS)
+    monkeypatch.setattr(scheme, "few_rows", lambda *_: scheme.MORE_ROWS)
     assert not off_by_more_than_sums(n, {-1: 1, 0: 5, 1: 6, 2: 7, 3: 8, 5: 9}, np.float32)
 
 
@@ -119,23 +119,27 @@ def test_many_of_one_expert_are_multiplied_as_each_alone(isa: str, dtype: Any) -
 
 
 def test_as_many_rows_as_are_quicker_share_a_pass() -> None:
-    """Wide elements of float32 activations alone."""
-    wide, narrow = Scheme("int8", 32, "f16"), Scheme("int4", 32, "f16")
-    specs = [TensorSpec((8, 64), "BF16"), *(TensorSpec((8, 64), "F32", s) for s in (wide, narrow))]
-    assert [scheme.few_rows(w, True) for w in specs] == [8, 8, 4]
-    assert [scheme.few_rows(w, False) for w in specs] == [4, 4, 4]
+    """Of float32 activations alone, for wide elements; with AVX2 for integers of four bits in blocks that it takes."""
+    schemes = [Scheme("int8", 32, "f16"), *(Scheme("int4", block, "f16") for block in (32, 16, 64, 0))]
+    specs = [TensorSpec((8, 64), "BF16"), *(TensorSpec((8, 64), "F32", s) for s in schemes)]
+    for isa in library.ISAS:
+        more = 8 if isa == "avx2" else 4
+        assert [scheme.few_rows(w, True, isa) for w in specs] == [8, 8, more, 4, 4, 4]
+        assert [scheme.few_rows(w, False, isa) for w in specs] == [4] * 6
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("left", [16, 48, 64, 80])
+@pytest.mark.parametrize("left", [16, 32, 48, 64, 80, 96])
 @pytest.mark.brief(each=("isa", "left"))
 def test_rows_end_within_a_group(isa: str, left: int, rows: int, dtype: Any) -> None:
     """Numbers are those of rows with zeros behind them, and what is not finite stays in its row."""
     n = 256 + left
     x = np.random.default_rng(n).standard_normal((rows, 512)).astype(dtype)
-    for element in ("int8", "int4", "uint4", "e2m1", "e4m3", "int2"):
-        scheme = Scheme(element, 16, "f16", zero="int" if element == "uint4" else None)
+    for element, block in itertools.product(("int8", "int4", "uint4", "e2m1", "e4m3", "int2"), (16, 32)):
+        if left % block:
+            continue
+        scheme = Scheme(element, block, "f16", zero="int" if element == "uint4" else None)
         w = finite(scheme, (7, n), left)
         w.scales[2, -1] = np.inf
         longer = finite(scheme, (7, 512), 0)
@@ -281,7 +285,7 @@ INTEGERS = (
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Kernels for as many, whatever there are."""
     if request.param == "many":
-        monkeypatch.setattr(scheme, "few_rows", lambda w, floats: 0)
+        monkeypatch.setattr(scheme, "few_rows", lambda *_: 0)
     return str(request.param)
 
 
