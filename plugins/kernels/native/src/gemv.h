@@ -73,6 +73,7 @@ static bool arrange(const void* x, bool from_bf16, int64_t n, void* out, float* 
 struct Floats {
   using X = float;
   static constexpr bool HALVES = false, FIXED = false;
+  static constexpr bool TABLES = false;  // whether what makes weights of codes takes as many registers as sums of rows do
   template <typename T>
   WM_INLINE float taken(T v) { return widened(v); }
   WM_INLINE float value_of(float v) { return v; }
@@ -213,25 +214,30 @@ static void at_most(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
 template <class L>
 constexpr int MOST = MANY<L, 8> ? 8 : 4;
 template <class L, Scaled HOW>
-constexpr int SHARE = WM_SIMD != 256 ? MOST<L> : L::FIXED ? 2 : HOW == Scaled::ROW ? 4 : MOST<L>;
+constexpr int share() {
+  if constexpr (WM_SIMD != 256) return MOST<L>;
+  else if constexpr (L::FIXED) return 2;
+  else return HOW == Scaled::ROW || L::TABLES ? 4 : MOST<L>;
+}
 
 template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
+  constexpr int SHARE = share<L, HOW>();
   const auto rows = [&](auto most) __attribute__((always_inline)) {
     at_most<L, decltype(most)::value, HOW>(q, matrix, row, count, m, x, y, scratch);
   };
   const auto in_passes = [&]() {
-    for (int i = 0; i < m; i += SHARE<L, HOW>)
-      of_rows<L, HOW>(q, matrix, row, count, std::min(SHARE<L, HOW>, m - i), x + i, y + i, scratch);
+    for (int i = 0; i < m; i += SHARE)
+      of_rows<L, HOW>(q, matrix, row, count, std::min(SHARE, m - i), x + i, y + i, scratch);
   };
   if (m == 1) return rows(std::integral_constant<int, 1>());
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return rows(std::integral_constant<int, 2>());
-  if constexpr (SHARE<L, HOW> == 2) return in_passes();
+  if constexpr (SHARE == 2) return in_passes();
   if (m <= 4) return rows(std::integral_constant<int, 4>());
-  if constexpr (SHARE<L, HOW> == 4) return in_passes();
-  if constexpr (SHARE<L, HOW> > 4) {
+  if constexpr (SHARE == 4) return in_passes();
+  if constexpr (SHARE > 4) {
     if (m <= 6) return rows(std::integral_constant<int, 6>());
     rows(std::integral_constant<int, 8>());
   }
@@ -333,7 +339,8 @@ static const GemvKernel* kernel(WmElement e) {
     default: return nullptr;
   }
 #else
-  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>(), EIGHT = kernel_of<Float8>();
+  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>();
+  static constexpr GemvKernel E4M3 = kernel_of<E4m3>(), E5M2 = kernel_of<E5m2>();
   static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
 #if WM_PAIRED
   constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr, *UINT8 = nullptr;
@@ -343,7 +350,7 @@ static const GemvKernel* kernel(WmElement e) {
   constexpr const GemvKernel *F32 = OTHERS, *F16 = OTHERS + 1, *NF4 = OTHERS + 2, *INT8 = OTHERS + 3;
   constexpr const GemvKernel* UINT8 = OTHERS + 4;
 #endif
-  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
+  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &E4M3, &E5M2, INT8,
                                               NF4, INT8,  &FOUR, &THREE, &TWO, UINT8, &FOUR, &THREE, &TWO};
 #if WM_STRUCTS
   if (is_struct(e)) return struct_kernel(e);

@@ -146,32 +146,69 @@ struct Six : Floats {
   WM_METHOD V value(const Codes& c, int j) const { return halves_to_floats(c.a, c.b, j); }
 };
 
-// E5M2 is the upper half of a binary16; E4M3, a bit further down in one, is 2^8 too small, and its NaN a number.
-struct Float8 : Floats {
+// Of eight bits, which become 16: of each half of a register the first eight codes, and the others.
+struct Wide8 : Floats {
   static constexpr bool PLAIN = false;
   static constexpr int VECS = 4, GROUP = 32, NBYTES = 32, GRAIN = 16;
-  static constexpr int place(int k) { return k % 16 / 4 * 8 + k / 16 * 4 + k % 4; }
   struct Codes {
-    __m256i a, b;  // binary16: a lane's codes are all of the first sixteen, or all of the others
+    __m256i a, b;
   };
-  float unit;
-  __m128i down;
-  __m256i kept, nan;
-  explicit Float8(WmElement e)
-      : unit(e == WM_E4M3 ? 256 : 1),
-        down(_mm_cvtsi32_si128(e == WM_E4M3)),
-        kept(_mm256_set1_epi16(e == WM_E4M3 ? short(0xBFFF) : -1)),
-        nan(_mm256_set1_epi16(e == WM_E4M3 ? 0x7F00 : 0x0080)) {}  // the latter is the upper half of nothing
-  WM_METHOD __m256i halves(__m256i up) const {
-    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(up, _mm256_set1_epi16(0x7F00)), nan);
-    return _mm256_or_si256(_mm256_and_si256(_mm256_sra_epi16(up, down), kept), is_nan);
-  }
+};
+
+// The upper half of a binary16.
+struct E5m2 : Wide8 {
+  static constexpr int place(int k) { return k % 16 / 4 * 8 + k / 16 * 4 + k % 4; }
+  float unit = 1;
+  explicit E5m2(WmElement) {}
   WM_METHOD Codes load(const uint8_t* p) const {
     const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), none = _mm256_setzero_si256();
     const __m256i c = _mm256_permutevar8x32_epi32(stored, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    return {halves(_mm256_unpacklo_epi8(none, c)), halves(_mm256_unpackhi_epi8(none, c))};
+    return {_mm256_unpacklo_epi8(none, c), _mm256_unpackhi_epi8(none, c)};
   }
   WM_METHOD V value(const Codes& c, int j) const { return halves_to_floats(c.a, c.b, j); }
+};
+
+// As bfloat16, whose upper byte is known by the upper four bits, and the lower one by the others; below twice the least
+// normal number the upper byte takes the others too.
+struct E4m3 : Wide8 {
+  static constexpr bool TABLES = true;
+  static constexpr int place(int k) { return (k % 16 / 8 * 2 + k % 2) * 8 + k / 16 * 4 + k % 8 / 2; }
+  float unit = 1;
+  __m256i upper, upper_of_small, lower, other_of_small;  // the last: what is another in the lower byte of a small one
+  explicit E4m3(WmElement e) {
+    alignas(16) uint8_t of[4][16];
+    const auto half = [&](int code) {
+      uint32_t bits;
+      std::memcpy(&bits, element_values(e) + code, 4);
+      return bits >> 16;
+    };
+    for (int i = 0; i < 16; ++i) {
+      of[0][i] = uint8_t(i % 8 ? half(16 * i) >> 8 : 16 * i);
+      of[1][i] = uint8_t(half(i) >> 8);
+      of[2][i] = uint8_t(16 * i);
+      of[3][i] = uint8_t(half(i) ^ of[2][i]);
+    }
+    const auto table = [&](int i) {
+      return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(of[i])));
+    };
+    upper = table(0), upper_of_small = table(1), lower = table(2), other_of_small = table(3);
+  }
+  WM_METHOD Codes load(const uint8_t* p) const {
+    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), four = _mm256_set1_epi8(15);
+    const __m256i last = _mm256_and_si256(c, four), first = _mm256_and_si256(_mm256_srli_epi16(c, 4), four);
+    const __m256i small = _mm256_cmpeq_epi8(_mm256_and_si256(c, _mm256_set1_epi8(0x70)), _mm256_setzero_si256());
+    const __m256i nan = _mm256_cmpeq_epi8(_mm256_or_si256(c, _mm256_set1_epi8(-128)), _mm256_set1_epi8(-1));
+    const auto of_small = [&](__m256i table) __attribute__((always_inline)) {
+      return _mm256_and_si256(_mm256_shuffle_epi8(table, last), small);
+    };
+    const __m256i high = _mm256_or_si256(_mm256_or_si256(_mm256_shuffle_epi8(upper, first), of_small(upper_of_small)), nan);
+    const __m256i low = _mm256_xor_si256(_mm256_shuffle_epi8(lower, last), of_small(other_of_small));
+    return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+  }
+  WM_METHOD V value(const Codes& c, int j) const {
+    const __m256i from = j / 2 ? c.b : c.a;
+    return (V)(j % 2 ? _mm256_and_si256(from, _mm256_set1_epi32(int(0xFFFF0000))) : _mm256_slli_epi32(from, 16));
+  }
 };
 
 // Bytes of lanes: signed ones by way of the uppermost, from where shifting brings their sign along.

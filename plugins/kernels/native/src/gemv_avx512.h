@@ -197,5 +197,6 @@ using PlainF16 = Plain<2>;
 #endif
 
 using Six = Loader<FewHalves<6>>;
-using Float8 = Loader<Float8Halves>;
+using E4m3 = Loader<Float8Halves>;
+using E5m2 = E4m3;
 using PlainBf16 = Loader<PlainHalves>;

@@ -37,7 +37,8 @@ using Few = Codes16<BITS>;
 using Six = Codes16<6>;
 using Int8 = Codes16<8>;
 using Uint8 = Int8;
-using Float8 = Codes16<8>;
+using E4m3 = Codes16<8>;
+using E5m2 = E4m3;
 
 template <typename T, WmScale KIND>
 struct Plain : Floats {
