@@ -128,6 +128,19 @@ def test_as_many_rows_as_are_quicker_share_a_pass() -> None:
         assert [scheme.few_rows(w, False, isa) for w in specs] == [4] * 6
 
 
+@pytest.mark.parametrize("element", ["e4m3", "e5m2", "mxint8", "int8"])
+def test_every_code_of_eight_bits(isa: str, element: str) -> None:
+    """Columns one by one, of up to four rows of activations at a time."""
+    most = {"e4m3": 0x7E, "e5m2": 0x7B}.get(element, 0x7F)
+    w = finite(Scheme(element, 32, "f32"), (4, 64), 0)
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    codes[(codes & 0x7F) > most] = 0  # beside what is not finite, nothing else would be seen
+    w.codes[...], w.scales[...] = codes.view(w.codes.dtype), 1
+    one = np.eye(64, dtype=np.float32)
+    found = [np.asarray(MATMUL(one[i : i + 1 + i % 4], w, out_dtype=np.float32))[0] for i in range(64)]
+    np.testing.assert_array_equal(np.stack(found, 1), dequantize(w, "F32"))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("left", [16, 32, 48, 64, 80, 96])
