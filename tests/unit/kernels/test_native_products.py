@@ -128,6 +128,24 @@ def test_as_many_rows_as_are_quicker_share_a_pass() -> None:
         assert [scheme.few_rows(w, False, isa) for w in specs] == [4] * 6
 
 
+LARGEST = {"uint4": 0xFF, "int4": 0x88, "e2m1": 0x77, "uint8": 0xFF, "int8": 0x80}
+
+
+@pytest.mark.parametrize("element", LARGEST)
+def test_sums_of_the_largest_do_not_overflow(isa: str, element: str) -> None:
+    """All codes are the farthest from 0, and all activations at the end of what their integers hold, or past it."""
+    w = finite(Scheme(element, 32, "f32", zero="min_f16" if element.startswith("u") else None), (2, 256), 0)
+    w.codes.view(np.uint8)[...], w.scales[...] = LARGEST[element], 1
+    if w.zeros is not None:
+        w.zeros[...] = 0
+    ends = np.concatenate([2 - np.arange(1, 40) * 2.0**-23, 127.498 / 64 - np.arange(40) * 2.0**-18]).astype(np.float32)
+    for ends_of in (ends, -ends):
+        x = np.repeat(ends_of[:, None], 256, 1)
+        found = np.concatenate([MATMUL(x[i : i + 4], w, out_dtype=np.float32) for i in range(0, len(x), 4)])
+        exact = x.astype(np.float64) @ dequantize(w, "F32").astype(np.float64).T
+        assert (np.abs(found - exact) <= 8 * 2.0**-24 * np.abs(exact)).all()
+
+
 @pytest.mark.parametrize("element", ["e4m3", "e5m2", "mxint8", "int8"])
 def test_every_code_of_eight_bits(isa: str, element: str) -> None:
     """Columns one by one, of up to four rows of activations at a time."""
