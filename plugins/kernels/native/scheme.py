@@ -97,5 +97,6 @@ def few_rows(w: TensorSpec, floats: bool, isa: str) -> int:
 def _in_digits(w: TensorSpec) -> bool:
     """Whether float32 activations become digits for such weights with AVX2 (src/gemv_fixed_avx2.h)."""
     s = w.scheme
-    four = s is not None and INTEGERS.get(s.element) == 8
-    return four and s is not None and 0 < s.block_elems < w.shape[-1] and s.block_elems % UNIT == 0
+    if s is None or INTEGERS.get(s.element) != 8:
+        return False
+    return 0 < s.block_elems < w.shape[-1] and s.block_elems % UNIT == 0
